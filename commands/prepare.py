@@ -1,6 +1,6 @@
 """`exgrpo prepare`: any question set in, one audited question file out."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -124,7 +124,9 @@ def _prepare_pool(source: str, options: PrepareSettings, speech: cli.Speech, *, 
     from exgrpo_cli.base.reporter import make_reporter
     from exgrpo_cli.config.layers import build_config
     from exgrpo_cli.config.settings import to_toml
-    from exgrpo_cli.training.importing import check_pool, pool_folder, prepare_pool
+    from exgrpo_cli.questions.files import stem_of
+    from exgrpo_cli.questions.prepare import DATA_FOLDER
+    from exgrpo_cli.training.importing import check_pool, prepare_pool
 
     assert options.experience is not None
     with_pool = ("experience", "output", "backbone", "seed", "config", "assignments", "allow_code")
@@ -137,7 +139,7 @@ def _prepare_pool(source: str, options: PrepareSettings, speech: cli.Speech, *, 
         assignments=options.assignments or [],
         allow_code=options.allow_code,
     )
-    output = options.output or pool_folder(options.experience)
+    output = options.output or DATA_FOLDER / f"{stem_of(options.experience)}-pool"
     if dry_run:
         check_pool(options.experience, output)
         cli.print_json({"output": str(output)}) if speech.json else cli.write_data(
@@ -150,9 +152,9 @@ def _prepare_pool(source: str, options: PrepareSettings, speech: cli.Speech, *, 
     finally:
         reporter.close()
     if speech.json:
-        cli.print_json(report.to_json())
+        cli.print_json(asdict(report))
     elif not speech.quiet:
-        cli.write_data("\n".join(report.lines(config.rollout.group_size)))
+        cli.write_data("\n".join(report.lines()))
 
 
 def _print_plan(plan: dict[str, Any], json: bool) -> None:

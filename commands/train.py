@@ -1,5 +1,6 @@
 """`exgrpo train`: train a backbone."""
 
+import os
 import sys
 from contextlib import closing
 from dataclasses import dataclass
@@ -102,7 +103,8 @@ def train(
     if launcher == "slurm":
         _launch(start, options, speech, dry_run=dry_run, check=check)
         return
-    speaks = core.is_main_process()
+    # Rank 0 of those that a launcher has started, or the only process.
+    speaks = os.environ.get("RANK", "0") == "0"
     cli.talk(start.line(), quiet=speech.quiet or dry_run or check or not speaks)
     from exgrpo_cli.machine.settle import require_runnable, settle
     from exgrpo_cli.machine.survey import survey_machine

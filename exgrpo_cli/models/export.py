@@ -97,10 +97,3 @@ def write_shards(weights: Iterator[tuple[str, Tensor]], folder: Path, *, stored:
     write()
     index = {"metadata": {"total_size": total}, "weight_map": file_of}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-
-
-def model_card(*, title: str, description: str, folder: str, example: str, max_new_tokens: int) -> str:
-    """The exported model's README: what made it, and lines that can be pasted to use it."""
-    return CARD.format(
-        title=title, description=description, folder=folder, example=example, max_new_tokens=max_new_tokens
-    )

@@ -159,7 +159,7 @@ def _remarks(folder: RunFolder) -> Iterator[str]:
     yield from (f"{change}: restore it from a copy." for change in find_changes(folder.path))
     guards = Guards()
     for line in folder.metrics_lines():
-        yield from guards.check(line, ())
+        yield from guards.check(line)
     validations = read_validations(folder.path)
     yield from filter(None, (new_fall(validations[:number]) for number in range(2, len(validations) + 1)))
     if keeps_experience(folder.path) and (incomplete := read_run(folder.path).incomplete):

@@ -34,8 +34,8 @@ from exgrpo_cli.models.load import load_folder, locate
 from exgrpo_cli.models.tiny import make_tokenizer
 from exgrpo_cli.ranks import ALONE, Ranks
 from exgrpo_cli.training.metrics import score_gaps
-from exgrpo_cli.training.parts import Prompts
 from exgrpo_cli.training.setup import check_window, make_engines, take_device
+from exgrpo_cli.training.state import Prompts
 from exgrpo_cli.training.step.guards import MAX_MEAN_GAPS
 from exgrpo_cli.training.step.rollouts import sampling_params
 

@@ -11,6 +11,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.files import (
     begin_folder,
@@ -27,8 +29,7 @@ from exgrpo_cli.ledger.schemas import IDENTITY_FILE
 from exgrpo_cli.models.export import export_model
 from exgrpo_cli.runs.folder import CHECKSUMS_FILE, RESUMED_FROM, RunFolder, find_changes, writing
 from exgrpo_cli.runs.result import has_ended
-from exgrpo_cli.training.parts import Parts
-from exgrpo_cli.training.state import RunState
+from exgrpo_cli.training.state import Parts, RunState
 
 _NAME = re.compile(r"step-(\d{6,})")
 
@@ -53,7 +54,7 @@ def save_checkpoint(checkpoints: Path, parts: Parts, state: RunState, *, keep: i
 
     def complete() -> None:
         saved = {
-            "state": state.to_json(),
+            "state": msgspec.to_builtins(state),
             "stream": parts.stream.state(),
             "generators": {name: rng.bit_generator.state for name, rng in parts.rngs.items()},
         }
@@ -103,7 +104,7 @@ def load_checkpoint(folder: Path, parts: Parts) -> RunState:
         parts.stream.restore(saved["stream"])
         for name, rng in parts.rngs.items():
             rng.bit_generator.state = saved["generators"][name]
-        return RunState.from_json(saved["state"])
+        return msgspec.convert(saved["state"], RunState)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"{path} does not hold what a checkpoint holds ({error!r}): resume from another checkpoint or start anew."

@@ -6,12 +6,13 @@ row is null unless the file has it or its visit is a whole group of K, and no EO
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -26,8 +27,7 @@ from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.ledger.schemas import FOREIGN_WEIGHTS, LedgerIdentity
 from exgrpo_cli.models.load import load_tokenizer
-from exgrpo_cli.questions.files import iter_rows, stem_of
-from exgrpo_cli.questions.prepare import DATA_FOLDER
+from exgrpo_cli.questions.files import iter_rows
 from exgrpo_cli.questions.question_file import normalised, question_text, write_questions
 from exgrpo_cli.replay.join import Join
 from exgrpo_cli.replay.store import FreshRow, Store, Visit
@@ -54,12 +54,12 @@ class LoggedRow(msgspec.Struct, kw_only=True):
     question_id: str = ""
     question: str = ""
     token_ids: list[int] | None = None
-    text: str | None = None
+    text: str = ""
     logprobs: list[float] | None = None
     reward: float | bool
     advantage: float = math.nan
     group: str | float = ""
-    step: float = 0
+    step: Annotated[float, msgspec.Meta(ge=1)] | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -74,42 +74,24 @@ class PoolReport:
     """Rewarded ones among them."""
     questions: int = 0
     visits: int = 0
-    whole_groups: int = 0
-    """Visits of exactly K rows."""
     unknown_questions: int = 0
     """Rows left out, for their question is not in the question set."""
     first_unknown: str = ""
     without_logprobs: int = 0
     without_advantage: int = 0
-    from_text: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        """The object that `prepare --json` prints."""
-        return asdict(self)
-
-    def lines(self, group_size: int) -> list[str]:
+    def lines(self) -> list[str]:
         """For people: what there is, then what is missing and what follows from it."""
-        lines = [
-            f"{self.output}: {self.rows} rollouts, {self.right} of them right, of {self.questions} questions",
-            f"{self.visits} visits, {self.whole_groups} of them whole groups of K = {group_size}",
-        ]
-        unknown = f"rows left out: their question is not in the question set, {self.first_unknown[:60]!r} first"
-        for count, what in (
-            (self.unknown_questions, unknown),
-            (
-                self.without_logprobs,
-                "rows without log-probs: replayed with importance = 'old' or replay_surrogate = 'likelihood'",
-            ),
+        missing = (
+            (self.unknown_questions, f"rows of unknown questions left out, {self.first_unknown[:60]!r} first"),
+            (self.without_logprobs, "rows without log-probs: they replay with importance = 'old', or as a likelihood"),
             (self.without_advantage, "rows without advantage: append and refill take them as a likelihood alone"),
-            (self.from_text, "rows were text: their tokens are this tokenizer's, and no EOS was appended"),
-        ):
-            lines += [f"{count} {what}"] * (count > 0)
-        return lines
-
-
-def pool_folder(file: Path) -> Path:
-    """Default folder of the pool of a file."""
-    return DATA_FOLDER / f"{stem_of(file)}-pool"
+        )
+        return [
+            f"{self.output}: {self.rows} rollouts, {self.right} of them right, of {self.questions} questions in "
+            f"{self.visits} visits",
+            *(f"{count} {what}" for count, what in missing if count),
+        ]
 
 
 def check_pool(file: Path, output: Path) -> None:
@@ -132,12 +114,10 @@ def prepare_pool(file: Path, output: Path, config: Config, reporter: Reporter) -
     with whole_folder(output) as folder:
         rollouts = read_rollouts(file, questions.train, tokenizer, report)
         _fill(folder / "replay", rollouts, identity, [question.id for question in questions.train], report)
-        if not report.rows and not report.unknown_questions:
-            raise InputError(f"{file} holds no rollouts: write question, text and reward of one a line.")
         if not report.rows:
             raise InputError(
                 f"{file}: none of its {report.unknown_questions} rows is of a question in {config.data.train}, "
-                f"{report.first_unknown[:60]!r} first: name the question set they were sampled for."
+                f"{report.first_unknown[:60]!r} first: write question, text and reward of a rollout of these a line."
             )
         (folder / "data").mkdir()
         write_questions(folder / "data" / "train.parquet", questions.train, {"made_by": "prepare --experience"})
@@ -146,55 +126,51 @@ def prepare_pool(file: Path, output: Path, config: Config, reporter: Reporter) -
 
 
 def read_rollouts(
-    file: Path, questions: Iterable[Question], tokenizer: PreTrainedTokenizerBase, report: PoolReport
+    file: Path, questions: Sequence[Question], tokenizer: PreTrainedTokenizerBase, report: PoolReport
 ) -> Iterator[LoggedRollout]:
     """Every row of one of the questions, in its order; counted in `report`, as are the others.
 
     Raises InputError naming file, row, field and value for a row without question, response or reward, for token ids
     that the tokenizer does not have, for log-probs that do not fit the tokens, and for steps that fall.
     """
-    by_text: dict[str, list[str]] = {}
+    named = defaultdict(list, {question.id: [question.id] for question in questions})
     for question in questions:
-        by_text.setdefault(normalised(question_text(question)), []).append(question.id)
-    ids = {question_id for named in by_text.values() for question_id in named}
-    last_step = 1
+        named[normalised(question_text(question))].append(question.id)
+    step = 1
     for number, values in iter_rows(file):
         try:
             # A NaN is what pandas makes of a missing value.
             row = msgspec.convert({name: v for name, v in values.items() if v is not None and v == v}, LoggedRow)
-            question_id = row.question_id or _question_asked(row, by_text)
-            if question_id not in ids:
+            asked = named.get(row.question_id or normalised(row.question), [])
+            if len(asked) > 1 or not (row.question_id or row.question):
+                raise ValueError(f"{len(asked)} questions have question = {row.question[:60]!r}: give a question_id")
+            if not asked:
                 report.unknown_questions += 1
                 report.first_unknown = report.first_unknown or row.question_id or row.question
                 continue
-            token_ids = _tokens(row, tokenizer)
-            logprobs = _logprobs(row, len(token_ids))
+            token_ids, logprobs = _response(row, tokenizer)
             if not math.isfinite(row.reward) or math.isinf(row.advantage):
                 raise ValueError(f"reward = {row.reward} and advantage = {row.advantage} are to be finite numbers")
-            if row.step % 1 or 0 < row.step < last_step or (row.step == 0 and "step" in values):
-                raise ValueError(f"step = {row.step:g} comes after step {last_step}: sort rows by whole steps from 1")
+            if row.step is not None and (row.step % 1 or row.step < step):
+                raise ValueError(f"step = {row.step:g} comes after step {step}: sort rows by whole steps from 1")
         except ValueError as error:
             raise InputError(
                 f"{file}: row {number}: {str(error).rstrip('.')}. A row has question_id or question, token_ids or "
                 "text, and reward (1 right, 0 wrong); it may have logprobs, advantage, group and step."
             ) from error
-        last_step = int(row.step) or last_step
+        step = int(row.step or step)
         report.rows += 1
         report.right += row.reward > 0
         report.without_logprobs += row.logprobs is None
-        report.from_text += row.token_ids is None
-        yield (
-            last_step,
-            (question_id, str(row.group)),
-            FreshRow(
-                token_ids=token_ids,
-                behaviour_logprobs=logprobs,
-                entropy=np.nan,
-                nll=float(-logprobs.mean(dtype=np.float64)),
-                reward=float(row.reward),
-                advantage=row.advantage,
-            ),
+        fresh = FreshRow(
+            token_ids=token_ids,
+            behaviour_logprobs=logprobs,
+            entropy=np.nan,
+            nll=float(-logprobs.mean(dtype=np.float64)),
+            reward=float(row.reward),
+            advantage=row.advantage,
         )
+        yield step, (asked[0], str(row.group)), fresh
 
 
 def _fill(
@@ -206,22 +182,19 @@ def _fill(
 ) -> None:
     """Write the ledger, one step of the file after the other; memory holds one step."""
     rules = Join(store="all", lower_bound=-1, upper_bound=MOST_MEMBERS, retirement=False)
-    seen: set[str] = set()
-    with Store(folder, identity=identity, rules=rules, question_ids=question_ids) as buffer:
+    with Store(folder, identity=identity, rules=rules, question_ids=question_ids) as store:
         for step, of_step in groupby(rollouts, key=itemgetter(0)):
-            visits: dict[tuple[str, str], list[FreshRow]] = {}
+            visits = defaultdict(list)
             for _, visited, row in of_step:
-                visits.setdefault(visited, []).append(row)
+                visits[visited].append(row)
             for (question_id, _), members in visits.items():
                 visit = _visit(question_id, members, step, identity.group_size)
-                buffer.record_visits([visit])
-                seen.add(question_id)
-                report.visits += 1
-                report.whole_groups += len(members) == identity.group_size
+                store.record_visits([visit])
                 report.without_advantage += sum(bool(np.isnan(row.advantage)) for row in visit.rows)
-            buffer.flush(step)
-        buffer.seal()
-    report.questions = len(seen)
+            report.visits += len(visits)
+            store.flush(step)
+        store.seal()
+        report.questions = store.counts.num_questions
 
 
 def _visit(question_id: str, members: Sequence[FreshRow], step: int, group_size: int) -> Visit:
@@ -243,19 +216,11 @@ def _visit(question_id: str, members: Sequence[FreshRow], step: int, group_size:
     )
 
 
-def _question_asked(row: LoggedRow, by_text: dict[str, list[str]]) -> str:
-    """The id of the question by its text; empty where no question has it."""
-    found = by_text.get(normalised(row.question), [])
-    if not row.question or len(found) > 1:
-        asked = f"{len(found)} questions, with different answers, ask" if found else "no question_id, and"
-        raise ValueError(f"{asked} question = {row.question[:60]!r}: name the one that is meant by question_id")
-    return found[0] if found else ""
-
-
-def _tokens(row: LoggedRow, tokenizer: PreTrainedTokenizerBase) -> Int32[np.ndarray, " tokens"]:
-    ids = row.token_ids
-    if ids is None:
-        ids = tokenizer.encode(row.text or "", add_special_tokens=False)
+def _response(
+    row: LoggedRow, tokenizer: PreTrainedTokenizerBase
+) -> tuple[Int32[np.ndarray, " tokens"], Float32[np.ndarray, " tokens"]]:
+    """Tokens and log-probs of a row. Raises ValueError for those that cannot be meant."""
+    ids = tokenizer.encode(row.text, add_special_tokens=False) if row.token_ids is None else row.token_ids
     if not ids:
         raise ValueError("a response without a token: leave it out")
     if strange := [token for token in ids if not 0 <= token < len(tokenizer)]:
@@ -263,18 +228,12 @@ def _tokens(row: LoggedRow, tokenizer: PreTrainedTokenizerBase) -> Int32[np.ndar
             f"token id {strange[0]} is not one of the {len(tokenizer)} of this tokenizer: name the backbone whose "
             "tokens these are with --backbone"
         )
-    return np.array(ids, dtype=np.int32)
-
-
-def _logprobs(row: LoggedRow, num_tokens: int) -> Float32[np.ndarray, " tokens"]:
-    if row.logprobs is None:
-        return np.full(num_tokens, np.nan, dtype=np.float32)
-    logprobs = np.array(row.logprobs, dtype=np.float32)
-    if len(logprobs) != num_tokens:
+    logprobs = np.array([np.nan] * len(ids) if row.logprobs is None else row.logprobs, dtype=np.float32)
+    if len(logprobs) != len(ids):
         raise ValueError(
-            f"{len(logprobs)} logprobs for {num_tokens} tokens: give the token_ids that they belong to, or none"
+            f"{len(logprobs)} logprobs for {len(ids)} tokens: give the token_ids that they belong to, or none"
         )
     wrong = logprobs[~(np.isfinite(logprobs) & (logprobs <= LARGEST_LOGPROB))]
-    if len(wrong):
+    if row.logprobs is not None and len(wrong):
         raise ValueError(f"{wrong[0]} among the logprobs is no log-probability: they are finite, at most 0")
-    return logprobs
+    return np.array(ids, dtype=np.int32), logprobs

@@ -5,9 +5,8 @@
 Where we depart from the released code: `docs/algorithm.md`.
 """
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +21,7 @@ from exgrpo_cli.algo.batching import TrainingRow, split_minibatches
 from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.engines.protocols import UpdateReport
-from exgrpo_cli.replay.place import NO_EXPERIENCE, Experience, Replayed
+from exgrpo_cli.replay.place import NO_EXPERIENCE, Experience
 from exgrpo_cli.training.metrics import (
     Clock,
     batch_metrics,
@@ -33,23 +32,16 @@ from exgrpo_cli.training.metrics import (
     truncation,
     update_metrics,
 )
-from exgrpo_cli.training.parts import Parts
-from exgrpo_cli.training.state import RunState
+from exgrpo_cli.training.state import Parts, RunState
 from exgrpo_cli.training.step.groups import Advantage, Group, replayed_row
 from exgrpo_cli.training.step.rollouts import roll_out
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepResult:
-    """Journal line, groups and notes of a step."""
-
-    line: dict[str, Any]
-    groups: tuple[Group, ...]
-    notes: tuple[str, ...]
-
-
-def run_step(parts: Parts, state: RunState, step: int, clock: Clock) -> StepResult | None:
-    """Train one step and advance `state`; None when every question is retired and nothing is left to train on.
+def run_step(
+    parts: Parts, state: RunState, step: int, clock: Clock
+) -> tuple[dict[str, Any], Sequence[Group], list[str]] | None:
+    """Train one step and advance `state`: its journal line, groups and notes; None when every question is retired and
+    nothing is left to train on.
 
     `clock` times the phases. Raises RunError after too many consecutive skipped updates.
     """
@@ -62,9 +54,9 @@ def run_step(parts: Parts, state: RunState, step: int, clock: Clock) -> StepResu
             parts.stream.readmit(parts.store.readmit(step, parts.rngs["readmit"]))
         experience = parts.ask_place(place.before, step) if mixed else NO_EXPERIENCE
     rolled = roll_out(parts, state, step, experience, clock)
-    groups: Sequence[Group] = rolled.groups
-    if not groups:
+    if rolled is None:
         return None
+    groups = rolled.groups
     notes = [*experience.notes, *rolled.notes]
 
     if config.objective.baseline == "history":
@@ -99,7 +91,7 @@ def run_step(parts: Parts, state: RunState, step: int, clock: Clock) -> StepResu
         batch_metrics(groups),
         rolled.metrics,
         experience.metrics if place.enabled else {},
-        store_metrics(parts.store) if place.keeps_buffer else {},
+        store_metrics(parts.store) if parts.store is not None and place.keeps_buffer else {},
         truncation(groups),
         update_metrics(reports),
         policy_entropy(groups),
@@ -109,7 +101,7 @@ def run_step(parts: Parts, state: RunState, step: int, clock: Clock) -> StepResu
     state.count_step(groups, line, clock.seconds)
     if config.run.budget != "steps":
         line["budget/spent"] = state.spent(config.run.budget)
-    return StepResult(line=line, groups=tuple(groups), notes=tuple(notes))
+    return line, groups, notes
 
 
 def advantage_of(question_id: str, *, settings: ObjectiveSettings, state: RunState) -> Advantage:
@@ -147,16 +139,6 @@ def record_visits(
     parts.store.record_visits(visits, collecting=collecting and parts.config.replay.enabled)
 
 
-def unit_row(parts: Parts, replayed: Replayed) -> TrainingRow:
-    """A row of a replayed unit, with the advantage of its birth.
-
-    An unrecorded one is 0: it comes with the surrogate that reads none, and NaN would spread through its gradient.
-    """
-    trajectory = replayed.trajectory
-    advantage = 0.0 if math.isnan(trajectory.advantage) else trajectory.advantage
-    return replayed_row(replayed, parts.prompts[trajectory.question_id], advantage)
-
-
 def update(
     parts: Parts, state: RunState, groups: Sequence[Sequence[TrainingRow]], experience: Experience, *, clip: bool
 ) -> list[UpdateReport]:
@@ -167,7 +149,7 @@ def update(
     config = parts.config
     minibatches = split_minibatches(
         groups,
-        [[unit_row(parts, row) for row in unit] for unit in experience.units],
+        [[replayed_row(row, parts.prompts[row.trajectory.question_id]) for row in unit] for unit in experience.units],
         num_minibatches=config.optim.minibatches,
         max_response_tokens=config.rollout.max_response_tokens,
         clip=clip,

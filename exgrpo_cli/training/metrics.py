@@ -154,10 +154,8 @@ def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float | int | s
     return values
 
 
-def store_metrics(store: Store | None) -> dict[str, int]:
-    """Counts of the store after the step, on rank 0, which has it."""
-    if store is None:
-        return {}
+def store_metrics(store: Store) -> dict[str, int]:
+    """Counts of the store after the step."""
     counts = store.counts
     return {
         "replay/questions": counts.num_questions,

@@ -3,7 +3,7 @@
 import math
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
@@ -20,21 +20,21 @@ from exgrpo_cli.config.settings import Config
 from exgrpo_cli.machine.memory import require_disk
 from exgrpo_cli.machine.settle import Plan, require_runnable, settle
 from exgrpo_cli.machine.survey import peak_memory_bytes, survey_machine
-from exgrpo_cli.models.export import model_card
+from exgrpo_cli.models.export import CARD
 from exgrpo_cli.ranks import ALONE, Ranks
 from exgrpo_cli.runs.folder import RunFolder, note_checksums, writing
-from exgrpo_cli.runs.result import RESULT_FILE, Ending, remarks, write_result
+from exgrpo_cli.runs.result import RESULT_FILE, Ending, write_result
 from exgrpo_cli.runs.watchdog import TimeLimit, Watchdog
 from exgrpo_cli.show.statistics import save_all
 from exgrpo_cli.studies.measure import measure
 from exgrpo_cli.training.checkpoint import export_weights, latest_step, save_checkpoint
 from exgrpo_cli.training.loop import run_step
 from exgrpo_cli.training.metrics import Clock
-from exgrpo_cli.training.parts import ActiveRun
 from exgrpo_cli.training.setup import setup_run, take_device
+from exgrpo_cli.training.state import ActiveRun
 from exgrpo_cli.training.step.groups import Group
 from exgrpo_cli.training.step.guards import Guards
-from exgrpo_cli.training.validation import ask_heldout, ask_trained, validation_metrics
+from exgrpo_cli.training.validation import ask_heldout, ask_trained, score_text, validation_metrics
 
 
 def train(
@@ -93,7 +93,6 @@ def train(
             stopper=stopper,
             since=started,
             watchdog=watchdog,
-            guards=Guards(folder.metrics_lines() if ranks.is_main else ()),
             time_limit=time_limit,
         )
         state.add_seconds("setup", time.perf_counter() - started)
@@ -110,7 +109,8 @@ def train(
 
 def run_steps(run: ActiveRun) -> None:
     """Validate, train to the last step, checkpoint as settings say."""
-    config, state = run.parts.config, run.state
+    config, state, ranks = run.parts.config, run.state, run.parts.ranks
+    guards = Guards(run.folder.metrics_lines() if ranks.is_main else ())
     if not state.heldout_before and run.heldout:
         with run.stopper.immediate():
             ask_trained(run, "before training")
@@ -123,24 +123,24 @@ def run_steps(run: ActiveRun) -> None:
             state.finished = Ending.ALL_RETIRED
             run.reporter.note(f"all questions are retired after step {state.step}: training ends")
             break
-        line = result.line
-        for note in (*result.notes, *run.guards.check(line, result.groups)):
+        line, groups, notes = result
+        for note in (*notes, *guards.check(line)):
             run.reporter.note(note)
         if config.validation.every and state.step % config.validation.every == 0 and run.heldout:
             line |= validation_metrics(run)
         with run.watchdog.phase("journal"):
-            if run.parts.ranks.is_main:
+            if ranks.is_main:
                 run.folder.append_metrics(line)
-                run.folder.append_samples(state.step, samples(result.groups, config.run.samples_per_step))
+                run.folder.append_samples(state.step, samples(groups, config.run.samples_per_step))
             for log in run.trackers:
                 log(line)
             run.reporter.step(line, config.run.whole_budget)
-            share = state.spent_share(config.run, run.parts.ranks)
+            share = state.spent_share(config.run, ranks)
             if share is not None and share >= 1:
                 state.finished = Ending.BUDGET_SPENT
             # Validation counts: the next step may end with one as well.
             run.time_limit.count_step(time.perf_counter() - started)
-            stopping = any(run.parts.ranks.gather(run.stopper.requested or run.time_limit.is_near))
+            stopping = any(ranks.gather(run.stopper.requested or run.time_limit.is_near))
         due = state.step % config.run.save_every == 0 or state.step == last_step or state.finished.is_final
         if due or state.best_step == state.step or stopping:
             save(run)
@@ -148,7 +148,7 @@ def run_steps(run: ActiveRun) -> None:
             raise KeyboardInterrupt
     if not state.finished.is_final:
         state.finished = Ending.STEPS_REACHED
-    elif run.parts.ranks.from_main(lambda: latest_step(run.folder.checkpoints)) != state.step:
+    elif ranks.from_main(lambda: latest_step(run.folder.checkpoints)) != state.step:
         save(run)
 
 
@@ -163,7 +163,7 @@ def save(run: ActiveRun) -> None:
     run.time_limit.count_save(time.perf_counter() - started)
 
 
-def samples(groups: tuple[Group, ...], count: int) -> Iterator[dict[str, Any]]:
+def samples(groups: Sequence[Group], count: int) -> Iterator[dict[str, Any]]:
     """`count` fresh rollouts of a step, one of each of the groups spread over the batch."""
     stride = max(1, len(groups) // count) if count else 1
     for group in groups[::stride][:count]:
@@ -182,8 +182,8 @@ def samples(groups: tuple[Group, ...], count: int) -> Iterator[dict[str, Any]]:
 
 
 def finish(run: ActiveRun) -> dict[str, Any]:
-    """Held-out score after training, exported model, plots, summary."""
-    folder, parts, state = run.folder, run.parts, run.state
+    """Held-out score after training, exported model, `result.json`, plots, summary."""
+    folder, parts, state, config = run.folder, run.parts, run.state, run.parts.config
     try:
         with run.stopper.immediate():
             after = run.validated.get(state.step, {})
@@ -197,7 +197,12 @@ def finish(run: ActiveRun) -> dict[str, Any]:
             with run.watchdog.phase("closing"):
                 summary = summarise(run, after)
                 if parts.ranks.is_main:
-                    write_final_files(run, summary)
+                    write_result(folder.path / RESULT_FILE, measure(folder.path, config, summary, state.visits))
+                    if config.run.plots:
+                        save_all(folder.path, heldout=summary["heldout"])
+                    # The last of all: a run with a summary counts as finished.
+                    write_json(folder.summary, summary)
+                    note_checksums(folder.path, at_the_end=True)
     except KeyboardInterrupt:
         raise Interrupted(
             f"stopped after the last step, state saved; go on with: exgrpo train --resume --output {folder.path}"
@@ -205,41 +210,22 @@ def finish(run: ActiveRun) -> dict[str, Any]:
     return summary
 
 
-def write_final_files(run: ActiveRun, summary: dict[str, Any]) -> None:
-    """`result.json`, the figures and `summary.json`, the last of all: a run with a summary counts as finished."""
-    folder, parts, state = run.folder, run.parts, run.state
-    write_result(folder.path / RESULT_FILE, measure(folder.path, parts.config, summary, state.visits))
-    if parts.config.run.plots:
-        save_all(folder.path, heldout=summary["heldout"])
-    write_json(folder.summary, summary)
-    note_checksums(folder.path, at_the_end=True)
-
-
 def export_run_model(run: ActiveRun, after: dict[str, Any]) -> None:
     """The final weights as `model/`, with a card that says what made them."""
     config, parts = run.parts.config, run.parts
-    example = next(iter(parts.questions.values())).prompt[-1].content
-    score = ""
-    if after:
-        interval = f"{after['pass_at_1']:.3f} [{after['low']:.3f}, {after['high']:.3f}]"
-        asked = f"{after['questions']} questions of {config.data.heldout_name}"
-        score = f" Held-out pass@1 on {asked}: {interval}{remarks(after)}."
-    card = model_card(
+    # Others may read it: of a path of this machine the last part alone.
+    sources = (config.backbone.source, config.data.train)
+    backbone, data = (Path(source).name if Path(source).is_absolute() else source for source in sources)
+    score = f" Held-out pass@1 ({config.data.heldout_name}): {score_text(after)}." if after else ""
+    card = CARD.format(
         title=f"{config.backbone.name} trained with {config.run.method}",
-        description=(
-            f"Backbone {shown_name(config.backbone.source)}, {run.state.step} steps of {config.run.method} on "
-            f"{shown_name(config.data.train)} (arXiv 2510.02245), seed {config.run.seed}.{score}"
-        ),
+        description=f"Backbone {backbone}, {run.state.step} steps of {config.run.method} on {data} (arXiv 2510.02245), "
+        f"seed {config.run.seed}.{score}",
         folder="model",
-        example=example,
+        example=next(iter(parts.questions.values())).prompt[-1].content,
         max_new_tokens=config.rollout.max_response_tokens,
     )
     export_weights(parts, run.folder.model, card=card)
-
-
-def shown_name(source: str) -> str:
-    """A source as others may read it: a path of this machine by its last part alone."""
-    return Path(source).name if Path(source).is_absolute() else source
 
 
 def summarise(run: ActiveRun, after: dict[str, Any]) -> dict[str, Any]:

@@ -28,17 +28,15 @@ from exgrpo_cli.questions.prompts import Template, answer_format, check_prompt_l
 from exgrpo_cli.questions.stream import QuestionStream
 from exgrpo_cli.ranks import Ranks
 from exgrpo_cli.replay.by_unit import UnitPlace
-from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.replay.store import Store
 from exgrpo_cli.replay.warm_start import WarmStartReport
 from exgrpo_cli.runs.folder import CHECKSUMS_FILE, RunFolder, note_checksums, require_model
 from exgrpo_cli.training.checkpoint import ResumePoint, find_resume_point, load_checkpoint, set_aside
 from exgrpo_cli.training.checkpoint import folder_name as checkpoint_name
 from exgrpo_cli.training.loop import sync
-from exgrpo_cli.training.parts import Parts, Prompts
 from exgrpo_cli.training.questions import RunQuestions, check_answers, load_questions, store_questions, stored_questions
 from exgrpo_cli.training.start import remember_run
-from exgrpo_cli.training.state import RunState, make_generators
+from exgrpo_cli.training.state import Parts, Prompts, RunState, make_generators
 from exgrpo_cli.training.trackers import Tracker, open_trackers
 
 
@@ -121,45 +119,36 @@ def require_noted(config: Config, report: WarmStartReport) -> None:
     """Raise InputError where the settings need log-probs or advantages of birth that trajectories came without."""
     replay, objective = config.replay, config.objective
     imitates = objective.surrogate == "likelihood"
-    priority = replay.priority if isinstance(replay, UnitPlace) else ""
-    by_logprobs = {
-        "replay.max_drift": isinstance(replay, UnitPlace) and replay.max_drift > 0,
-        "replay.ess_bound": isinstance(replay, Replace) and replay.ess_bound > 0,
-        "replay.priority": priority == "headroom",
-        "objective.importance": objective.importance == "behaviour" and not imitates,
-    }
-    by_advantage = {
-        "replay.priority": priority in ("advantage", "signal", "headroom"),
-        "replay.composition": isinstance(replay, UnitPlace) and not imitates,
-    }
-    for num, what, needs, instead in (
-        (report.num_without_logprobs, "log-probs", by_logprobs, "use objective.importance = 'old' or "),
-        (report.num_without_advantage, "an advantage", by_advantage, "use composition = 'join' or 'replace', or "),
+    priority = getattr(replay, "priority", "")
+    lacking = {"log-probs": report.num_without_logprobs, "an advantage": report.num_without_advantage}
+    for what, name, reads in (
+        ("log-probs", "replay.max_drift", getattr(replay, "max_drift", 0) > 0),
+        ("log-probs", "replay.ess_bound", getattr(replay, "ess_bound", 0) > 0),
+        ("log-probs", "replay.priority", priority == "headroom"),
+        ("log-probs", "objective.importance", objective.importance == "behaviour" and not imitates),
+        ("an advantage", "replay.priority", priority in ("advantage", "signal", "headroom")),
+        ("an advantage", "replay.composition", isinstance(replay, UnitPlace) and not imitates),
     ):
-        name = next((name for name, holds in needs.items() if holds), "")
-        if num and name:
+        if reads and lacking[what]:
             raise InputError(
-                f"{replay.warm_start}: {num} of its {report.num_trajectories} trajectories came without {what}, which "
-                f"{name} = {flat(config)[name]!r} reads: {instead}objective.replay_surrogate = 'likelihood' "
-                "without a priority or bound that reads them, or take another pool."
+                f"{replay.warm_start}: {lacking[what]} of its {report.num_trajectories} trajectories came without "
+                f"{what}, which {name} = {flat(config)[name]!r} reads: use objective.replay_surrogate = "
+                "'likelihood' without a priority or bound that reads them, objective.importance = 'old' or another "
+                "composition, or take another pool."
             )
 
 
-def choose_device(requested: str, local_rank: int = 0) -> torch.device:
-    """The device of the policy, by the settled `run.device`: each rank of a host takes the GPU of its number."""
-    return torch.device("cuda", local_rank) if requested == "cuda" else torch.device("cpu")
-
-
 def take_device(requested: str, local_rank: int) -> torch.device:
-    """`choose_device`, made the one that unnamed allocations and collectives of this process use.
+    """The device of the policy, by the settled `run.device`: each rank of a host takes the GPU of its number.
 
-    Attention on a GPU leaves cuDNN out, which builds a plan for every new shape, and the shapes of packed rows are new
-    at every micro-batch.
+    It is the one that unnamed allocations and collectives of this process use. Attention on a GPU leaves cuDNN out,
+    which builds a plan for every new shape, and the shapes of packed rows are new at every micro-batch.
     """
-    device = choose_device(requested, local_rank)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        torch.backends.cuda.enable_cudnn_sdp(False)
+    if requested != "cuda":
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    torch.backends.cuda.enable_cudnn_sdp(False)
     return device
 
 
@@ -190,7 +179,7 @@ def assemble(
     over the limit, a template the backbone cannot fill, or an engine that is not there.
     """
     config = plan.config
-    device = choose_device(config.run.device, ranks.local_rank)
+    device = take_device(config.run.device, ranks.local_rank)
     with ranks.first_on_host():
         tokenizer = load_tokenizer(config.backbone, config.tiny, reporter.progress)
     template = choose_prompts(config, questions, tokenizer)

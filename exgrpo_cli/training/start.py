@@ -5,9 +5,7 @@ user go on without a question about their code.
 """
 
 import json
-import os
 import tomllib
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -15,13 +13,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from exgrpo_cli.base.errors import InputError, ToolkitWarning
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.output import give_stdout_to_children
 from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.config.layers import build_config, read_config
-from exgrpo_cli.config.names import TINY_TASKS, check_functions, named_functions, origin
+from exgrpo_cli.config.names import check_functions, named_functions, origin
 from exgrpo_cli.config.sections import require_known
-from exgrpo_cli.config.sections.run import BUDGET_STEPS, RolloutSettings
+from exgrpo_cli.config.sections.run import BUDGET_STEPS
 from exgrpo_cli.config.settings import RESUMABLE, Config, Layer, to_toml
 from exgrpo_cli.models.cache import cache_root
 from exgrpo_cli.questions.prompts import TEMPLATES
@@ -105,15 +103,6 @@ def plan_start(request: RunRequest) -> RunStart:
         raise InputError(
             f"--replay-from {request.replay_from} fills the experience buffer, but method {config.run.method!r} "
             "replays nothing (replay.enabled = false): leave it out, or choose a method that replays."
-        )
-    limit = config.rollout.max_response_tokens
-    own_data = config.data.train not in TINY_TASKS and config.rollout.require_eos
-    if own_data and limit == RolloutSettings().max_response_tokens:
-        warnings.warn(
-            f"rollout.max_response_tokens = {limit} is the limit of the built-in arithmetic: with rollout.require_eos "
-            f"every longer response to {config.data.train} earns 0. Raise it with --set rollout.max_response_tokens=N.",
-            ToolkitWarning,
-            stacklevel=2,
         )
     return RunStart(config=config, folder=folder, resume=request.resume)
 
@@ -210,11 +199,6 @@ def is_own_run(folder: Path, functions: dict[str, str]) -> bool:
     file = cache_root() / OWN_RUNS
     wanted = {"folder": str(folder.resolve()), "functions": functions}
     return file.is_file() and any(json.loads(line) == wanted for line in file.read_text(encoding="utf-8").splitlines())
-
-
-def is_main_process() -> bool:
-    """Whether this process speaks to the user: rank 0 of those that a launcher has started, or the only one."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def train_in_ranks(start: RunStart, config: Config, flags: Sequence[str]) -> int:

@@ -1,20 +1,37 @@
-"""State of a run from step to step, apart from weights and buffer; saved in every checkpoint as JSON."""
+"""A run under way: what changes from step to step, what a step works with, and its folder, guards and clocks."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
+from jaxtyping import Int32
 
 from exgrpo_cli.algo.advantages import SuccessHistory
-from exgrpo_cli.base.types import Rollout
+from exgrpo_cli.base.output import Stopper
+from exgrpo_cli.base.reporter import Reporter
+from exgrpo_cli.base.types import AnswerFormat, Question, Rollout, TokenScores, TokenSequence, Trajectory
 from exgrpo_cli.config.sections.run import RunSettings
-from exgrpo_cli.ranks import Ranks
-from exgrpo_cli.runs.folder import PHASES
+from exgrpo_cli.config.settings import Config
+from exgrpo_cli.engines.protocols import Generator, Policy
+from exgrpo_cli.grading import GradingPool
+from exgrpo_cli.models.load import Backbone
+from exgrpo_cli.questions.stream import QuestionStream
+from exgrpo_cli.ranks import ALONE, Ranks
+from exgrpo_cli.replay.place import Asked
+from exgrpo_cli.replay.store import Store
+from exgrpo_cli.runs.folder import PHASES, RunFolder
 from exgrpo_cli.runs.result import Ending
+from exgrpo_cli.runs.watchdog import TimeLimit, Watchdog
 from exgrpo_cli.training.step.groups import Group
+from exgrpo_cli.training.trackers import Tracker
 
+T = TypeVar("T")
+Score = Callable[[Sequence[Trajectory]], Sequence[TokenScores]]
+Prompts = Mapping[str, Int32[np.ndarray, " prompt_tokens"]]
+"""Token ids of each question's prompt."""
 RNG_NAMES = ("stream", "draw", "choice", "minibatch", "readmit")
 """One generator per use, so that what one use draws never moves another."""
 
@@ -27,7 +44,7 @@ def make_generators(seed: int) -> dict[str, np.random.Generator]:
 
 @dataclass(kw_only=True, slots=True)
 class RunState:
-    """Progress of the loop."""
+    """Progress of the loop, apart from weights and buffer; saved in every checkpoint as JSON."""
 
     step: int = 0
     """Steps completed."""
@@ -35,7 +52,7 @@ class RunState:
     """Step whose batch pass@1 first exceeded the start threshold; -1 before that. Later steps are mixed."""
     finished: Ending = Ending.UNDER_WAY
     """Why training ended."""
-    visits: Counter[str] = field(default_factory=Counter)
+    visits: dict[str, int] = field(default_factory=dict)
     """Visits of each question: part of its rollouts' seeds."""
     history: dict[str, SuccessHistory] = field(default_factory=dict)
     """Discounted successes and failures by question, where they are the baseline of rewards."""
@@ -89,7 +106,8 @@ class RunState:
     def count_step(self, groups: Sequence[Group], line: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
         """Count a finished step, by its journal line and the seconds of its phases."""
         self.step = line["step"]
-        self.visits.update(group.question.id for group in groups)
+        for group in groups:
+            self.visits[group.question.id] = self.visits.get(group.question.id, 0) + 1
         self.replayed += line.get("replay/used", 0)
         self.tokens_generated += line["tokens/generated"]
         self.tokens_trained += line["tokens/trained"]
@@ -114,13 +132,102 @@ class RunState:
         first = max(warmup_steps, 0 if threshold == 0 else self.start_exceeded_at) + 1
         return first if first <= self.step else None
 
-    def to_json(self) -> dict[str, Any]:
-        """The state as a checkpoint keeps it."""
-        return {setting.name: getattr(self, setting.name) for setting in fields(self)}
 
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "RunState":
-        """The state from a checkpoint; raises TypeError, KeyError or ValueError where it is not one."""
-        history = {question: SuccessHistory(*counts) for question, counts in values.get("history", {}).items()}
-        restored = {"visits": Counter(values["visits"]), "finished": Ending(values["finished"]), "history": history}
-        return cls(**values | restored)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """Everything a step works with."""
+
+    config: Config
+    questions: Mapping[str, Question]
+    prompts: Prompts
+    answer_format: AnswerFormat
+    backbone: Backbone
+    generator: Generator
+    policy: Policy
+    pool: GradingPool
+    """This rank's own."""
+    stream: QuestionStream
+    """Moved on rank 0 alone, whose state checkpoints hold, as that of the generators for draws."""
+    store: Store | None = None
+    """Rank 0's; None on the others, and before it is opened."""
+    rngs: Mapping[str, np.random.Generator]
+    ranks: Ranks = ALONE
+
+    @property
+    def main_store(self) -> Store:
+        """The store, on rank 0."""
+        assert self.store is not None
+        return self.store
+
+    def ask_place(self, ask: Callable[[Asked], T], step: int) -> T:
+        """The answer of a place on rank 0, on all ranks. Raises what `ask` raises of errors a user can act on."""
+        prompts = self.prompts
+
+        def scored(rows: Sequence[Trajectory]) -> Sequence[TokenScores]:
+            return self.policy.score(
+                [TokenSequence(prompt_ids=prompts[row.question_id], response_ids=row.token_ids) for row in rows]
+            )
+
+        def asked(score: Score) -> T:
+            return ask(
+                Asked(
+                    store=self.main_store,
+                    step=step,
+                    weight_version=self.policy.weight_version,
+                    questions_per_step=self.config.rollout.questions_per_step,
+                    from_old=self.config.objective.importance == "old",
+                    rngs=self.rngs,
+                    score=score,
+                )
+            )
+
+        return ask_main(self.ranks, asked, scored)
+
+
+def ask_main(ranks: Ranks, ask: Callable[[Score], T], score: Score) -> T:
+    """The answer of rank 0 to `ask`, on all ranks: one exchange, and one for rows that it wants scored, by all."""
+
+    def together(rows: Sequence[Trajectory]) -> Sequence[TokenScores]:
+        return score(ranks.from_main(lambda: (None, rows))[1])
+
+    while True:
+        answer, rows = ranks.from_main(lambda: (ask(together), None))
+        if rows is None:
+            return answer
+        score(rows)
+
+
+@dataclass(kw_only=True, slots=True)
+class ActiveRun:
+    """A run under way."""
+
+    folder: RunFolder
+    parts: Parts
+    state: RunState
+    heldout: tuple[Question, ...]
+    trackers: Sequence[Tracker]
+    """Those of rank 0, none on the others."""
+    reporter: Reporter
+    stopper: Stopper
+    since: float
+    """Moment up to which wall time has been counted into the state."""
+    watchdog: Watchdog
+    time_limit: TimeLimit
+    validated: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Scores on the held-out questions by step, as far as this process measured them between the steps."""
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Work outside the steps, counted as a phase of its own."""
+        started = time.perf_counter()
+        try:
+            with self.watchdog.phase(name):
+                yield
+        finally:
+            self.state.add_seconds(name, time.perf_counter() - started)
+
+    def count_wall_time(self) -> None:
+        """Add the seconds since the last call to the run's total."""
+        now = time.perf_counter()
+        self.state.add_seconds("total", now - self.since)
+        self.since = now

@@ -18,7 +18,7 @@ from exgrpo_cli.questions.choices import options_of
 from exgrpo_cli.runs.folder import HELDOUT, TRAINED
 from exgrpo_cli.runs.result import remarks
 from exgrpo_cli.studies.measure import new_fall, read_validations
-from exgrpo_cli.training.parts import ActiveRun
+from exgrpo_cli.training.state import ActiveRun
 
 
 def beside(
@@ -73,21 +73,23 @@ def score_json(evaluation: Evaluation, second_graders: Mapping[str, Mapping[str,
     }
 
 
+def score_text(score: Mapping[str, Any]) -> str:
+    """pass@1 of a validation with its interval, and what a reader of it must know."""
+    interval = f"{score['pass_at_1']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
+    return f"{interval} over {score['questions']} questions{remarks(score)}"
+
+
 def ask_heldout(run: ActiveRun, when: str) -> dict[str, Any]:
     """Score the current weights on the held-out questions, tell it and keep the counts; returns the score."""
     parts = run.parts
     evaluation = ask(run, run.heldout, f"held-out, {when}", HELDOUT)
     with run.timed("validation"):
-        seconds = {}
-        if parts.ranks.is_main:  # One rank is enough for what is only told.
-            seconds = beside(evaluation, parts.config.grading.grader, parts.answer_format, parts.pool)
+        # One rank is enough for what is only told.
+        main, own = parts.ranks.is_main, parts.config.grading.grader
+        seconds = beside(evaluation, own, parts.answer_format, parts.pool) if main else {}
     score = score_json(evaluation, seconds)
-    run.reporter.note(
-        f"held-out pass@1 ({parts.config.data.heldout_name}) {when}: "
-        f"{score['pass_at_1']:.3f} [{score['low']:.3f}, {score['high']:.3f}] "
-        f"over {score['questions']} questions{remarks(score)}"
-    )
-    if parts.ranks.is_main and (fall := new_fall(read_validations(run.folder.path))):
+    run.reporter.note(f"held-out pass@1 ({parts.config.data.heldout_name}) {when}: {score_text(score)}")
+    if main and (fall := new_fall(read_validations(run.folder.path))):
         run.reporter.note(fall)
     return score
 
@@ -144,20 +146,14 @@ def ask_trained(run: ActiveRun, when: str) -> None:
 
 def validation_metrics(run: ActiveRun) -> dict[str, float | int]:
     """`val/<benchmark>` of the current weights; remembers the best step."""
-    state = run.state
-    name = run.parts.config.data.heldout_name
-    score = ask_heldout(run, f"after step {state.step}")
-    run.validated[state.step] = score
+    state, name = run.state, f"val/{run.parts.config.data.heldout_name}"
+    score = run.validated[state.step] = ask_heldout(run, f"after step {state.step}")
     if score["pass_at_1"] > state.best_score:
         state.best_score, state.best_step = score["pass_at_1"], state.step
-    coverage = {
-        f"val/{name}/pass_at_{k}{end}": found[part]
-        for k, found in score["pass_at_k"].items()
-        if k != "1"
-        for end, part in (("", "value"), ("/low", "low"), ("/high", "high"))
-    }
+    curve = {f"{name}/pass_at_{k}": at for k, at in score["pass_at_k"].items() if k != "1"}
+    values = {name: score["pass_at_1"], f"{name}/low": score["low"], f"{name}/high": score["high"]}
+    for at_k, at in curve.items():
+        values |= {at_k: at["value"], f"{at_k}/low": at["low"], f"{at_k}/high": at["high"]}
     if "valid_pass_at_1" in score:
-        coverage[f"val/{name}/valid"] = score["valid_pass_at_1"]
-    coverage |= {f"val/{name}/{grader}": found["pass_at_1"] for grader, found in score["second_graders"].items()}
-    ends = {f"val/{name}/low": score["low"], f"val/{name}/high": score["high"]}
-    return {f"val/{name}": score["pass_at_1"], **ends, **coverage}
+        values[f"{name}/valid"] = score["valid_pass_at_1"]
+    return values | {f"{name}/{grader}": found["pass_at_1"] for grader, found in score["second_graders"].items()}

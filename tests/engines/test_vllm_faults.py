@@ -15,9 +15,8 @@ from torch import Tensor
 from vllm_pair import MARKS, opened
 
 from exgrpo_cli.base.errors import RunError
-from exgrpo_cli.base.types import GradedRollout, Message, Question, RolloutRequest, SamplingParams, Verdict
+from exgrpo_cli.base.types import RolloutRequest, SamplingParams
 from exgrpo_cli.engines.policy.policy import SteppedPolicy
-from exgrpo_cli.training.step.groups import Group
 from exgrpo_cli.training.step.guards import require_current_weights
 
 pytestmark = MARKS
@@ -108,14 +107,8 @@ def test_a_missed_sync_stops_the_run(pair: tuple[SteppedPolicy, Any]) -> None:
     request = RolloutRequest(question_id="q1", prompt_ids=PROMPT, seeds=(1, 2))
     params = SamplingParams(temperature=0.8, top_p=1.0, max_new_tokens=8)
     (rollouts,) = generator.generate([request], params)
-    group = Group(
-        question=Question(id="q1", prompt=(Message(role="user", content="?"),), answer="", source="test"),
-        prompt_ids=PROMPT,
-        fresh=tuple(GradedRollout(rollout=each, text="", verdict=Verdict.WRONG) for each in rollouts),
-        scores=(),
-    )
     with pytest.raises(RunError, match="sampled with version 4 of the weights, the policy has version 5"):
-        require_current_weights([group], 5)
+        require_current_weights(rollouts, 5)
     generator.sync(policy.named_weights(), 5, policy.score)
     (rollouts,) = generator.generate([request], params)
     assert {each.weight_version for each in rollouts} == {5}

@@ -139,7 +139,7 @@ def store_exchanges(ranks: Ranks, folder: Path) -> None:
     """A place asked for 2 and for 12 questions on rank 0: how often ranks exchange, and what they get."""
     from small_buffer import fill, open_store, replay_step, surer_by_id
 
-    from exgrpo_cli.training.parts import ask_main
+    from exgrpo_cli.training.state import ask_main
 
     results = {}
     for num in (2, 12):

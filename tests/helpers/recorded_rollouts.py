@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.base.types import Rollout, RolloutRequest
 from exgrpo_cli.config.settings import resolve
-from exgrpo_cli.engines.protocols import Generator
+from exgrpo_cli.engines.protocols import Generator, Policy
 from exgrpo_cli.ranks import Ranks
 from exgrpo_cli.training import run, setup
 
@@ -55,7 +55,11 @@ def train_and_note(ranks: Ranks, folder: Path) -> list[Tensor]:
     gradients: list[Tensor] = []
     noted: Noted = {} if ranks.world_size == 1 else pickle.loads(file.read_bytes())
     wrapper = note_rollouts if ranks.world_size == 1 else replay_rollouts
-    make_generator = setup.make_generator
+    make_engines = setup.make_engines
+
+    def recorded(*parts: Any) -> tuple[Policy, Generator]:
+        policy, generator = make_engines(*parts)
+        return policy, wrapper(generator, noted)
 
     def note(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
@@ -64,7 +68,7 @@ def train_and_note(ranks: Ranks, folder: Path) -> list[Tensor]:
     hook = register_optimizer_step_pre_hook(note)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(setup, "make_generator", lambda *parts: wrapper(make_generator(*parts), noted))
+            patch.setattr(setup, "make_engines", recorded)
             run.train(
                 resolve([("settings.toml", tomllib.loads((folder / "settings.toml").read_text()))]),
                 folder / f"run-{ranks.world_size}",

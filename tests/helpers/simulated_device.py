@@ -219,7 +219,7 @@ def main(arguments: list[str]) -> int:
     from exgrpo_cli.training import setup
 
     device = install()
-    setup.choose_device = lambda requested, local_rank=0: device
+    setup.take_device = lambda requested, local_rank: device
     return run(arguments)
 
 

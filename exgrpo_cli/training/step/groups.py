@@ -131,9 +131,16 @@ class Group:
         )
 
 
-def replayed_row(replayed: Replayed, prompt_ids: Int32[np.ndarray, " prompt_tokens"], advantage: float) -> TrainingRow:
-    """A stored row to train on."""
+def replayed_row(
+    replayed: Replayed, prompt_ids: Int32[np.ndarray, " prompt_tokens"], advantage: float | None = None
+) -> TrainingRow:
+    """A stored row to train on, without an `advantage` with that of its birth.
+
+    An unrecorded one is 0: it comes with the surrogate that reads none, and NaN would spread through its gradient.
+    """
     num_tokens, weight = len(replayed.trajectory.token_ids), replayed.weight
+    if advantage is None:
+        advantage = float(np.nan_to_num(replayed.trajectory.advantage))
     return TrainingRow(
         sequence=TokenSequence(prompt_ids=prompt_ids, response_ids=replayed.trajectory.token_ids),
         advantage=advantage,

@@ -4,18 +4,16 @@ Each guard looks at the journal lines of a run, fires once when its condition ha
 is armed again when the condition ends; it changes nothing. Rollouts that another policy sampled stop the run.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from exgrpo_cli.base.errors import RunError
-from exgrpo_cli.base.types import Verdict
-from exgrpo_cli.training.step.groups import Group
+from exgrpo_cli.base.types import Rollout, Verdict
 
 Line = Mapping[str, Any]
-SAMPLE_CHARS = 300
 FIRST_STEPS = 3
 """Steps whose mean entropy is what a collapse is measured against."""
 COLLAPSED = 0.1
@@ -40,8 +38,8 @@ class Guard:
     holds: Callable[["Guards", Line], bool]
     message: str
     """Meaning and usual causes; `{after}` and the keys of the journal line are filled in."""
-    with_sample: bool = False
-    """Whether the shares of verdicts and a response help to find the cause."""
+    with_verdicts: bool = False
+    """Whether the shares of verdicts help to find the cause."""
 
 
 class Guards:
@@ -59,12 +57,9 @@ class Guards:
         """Mean token entropy (nats) of the run's first steps; NaN before any."""
         return float(np.mean(self._first_entropies)) if self._first_entropies else float("nan")
 
-    def check(self, line: Line, groups: Sequence[Group]) -> list[str]:
-        """Notes after the step with this journal line and these groups; mostly nothing.
-
-        Without groups, as when a journal is read later, no response is quoted.
-        """
-        return [_sentence(guard, line, groups) for guard in self._count(line)]
+    def check(self, line: Line) -> list[str]:
+        """Notes after the step with this journal line; mostly nothing."""
+        return [_sentence(guard, line) for guard in self._count(line)]
 
     def _count(self, line: Line) -> list[Guard]:
         if len(self._first_entropies) < FIRST_STEPS and "policy/entropy" in line:
@@ -95,7 +90,7 @@ GUARDS = (
         "template that does not fit the backbone (data.template), an answer without the box that is asked for "
         "(data.require_box), responses cut off (rollout.max_response_tokens, rollout.require_eos), questions that are "
         "too hard",
-        with_sample=True,
+        with_verdicts=True,
     ),
     Guard(
         after=20,
@@ -103,7 +98,7 @@ GUARDS = (
         message="in {after} steps no fresh group had both right and wrong answers, so every advantage was 0; usual "
         "causes: questions that are all too hard or all too easy (data.train), too few rollouts a question "
         "(rollout.group_size)",
-        with_sample=True,
+        with_verdicts=True,
     ),
     Guard(
         after=5,
@@ -111,14 +106,14 @@ GUARDS = (
         message="the policy is certain of wrong answers: entropy {policy/entropy:.4f} nats a token, less than a tenth "
         "of the first steps', at a pass rate of {batch/pass_at_1:.3f}; usual causes: a learning rate that is too high "
         "(optim.learning_rate), no entropy bonus (objective.entropy_coefficient)",
-        with_sample=True,
+        with_verdicts=True,
     ),
     Guard(
         after=3,
         holds=lambda guards, line: line.get("length/clipped", 0.0) >= CUT_OFF,
         message="{length/clipped:.0%} of the responses reach rollout.max_response_tokens and are cut off; usual "
         "causes: a limit that is too low for the task, a policy that no longer ends its answers",
-        with_sample=True,
+        with_verdicts=True,
     ),
     Guard(
         after=3,
@@ -136,42 +131,25 @@ GUARDS = (
 )
 
 
-def _sentence(guard: Guard, line: Line, groups: Sequence[Group]) -> str:
+def _sentence(guard: Guard, line: Line) -> str:
     text = f"step {line['step']}: " + guard.message.format(after=guard.after, **line)
-    if not guard.with_sample:
+    if not guard.with_verdicts:
         return text
-    return ". ".join([text, _verdict_shares(line), *([_sample(groups)] if groups else [])])
-
-
-def _verdict_shares(line: Line) -> str:
     counts = {verdict.value: line.get(f"verdict/{verdict.value.replace(' ', '_')}", 0) for verdict in Verdict}
     total = max(1, sum(counts.values()))
-    return "Verdicts: " + ", ".join(f"{name} {count / total:.0%}" for name, count in counts.items() if count)
+    shares = ", ".join(f"{name} {count / total:.0%}" for name, count in counts.items() if count)
+    return f"{text}. Verdicts: {shares}; responses are in samples/"
 
 
-def _sample(groups: Sequence[Group]) -> str:
-    """A response that is not right, to the question with its gold answer; of the step's first such group."""
-    for group in groups:
-        for member in group.fresh:
-            if member.verdict is not Verdict.CORRECT:
-                text = member.text if len(member.text) <= SAMPLE_CHARS else member.text[:SAMPLE_CHARS] + " ..."
-                return (
-                    f"One response ({member.verdict.value}, gold {group.question.answer!r}) to "
-                    f"{group.question.prompt[-1].content[:SAMPLE_CHARS]!r}: {text!r}"
-                )
-    return "Every response was right"
-
-
-def require_current_weights(groups: Sequence[Group], weight_version: int) -> None:
+def require_current_weights(rollouts: Iterable[Rollout], weight_version: int) -> None:
     """Raise RunError for a rollout that was sampled with other weights than version `weight_version`."""
-    for group in groups:
-        for member in group.fresh:
-            if member.rollout.weight_version != weight_version:
-                raise RunError(
-                    f"a rollout of question {group.question.id} was sampled with version "
-                    f"{member.rollout.weight_version} of the weights, the policy has version {weight_version}: the "
-                    "rollout engine missed a sync. Go on with --resume, which hands it the weights again."
-                )
+    for rollout in rollouts:
+        if rollout.weight_version != weight_version:
+            raise RunError(
+                f"a rollout of question {rollout.question_id} was sampled with version {rollout.weight_version} of the "
+                f"weights, the policy has version {weight_version}: the rollout engine missed a sync. Go on with "
+                "--resume, which hands it the weights again."
+            )
 
 
 def require_small_gap(metrics: Mapping[str, float | int], dtype: str, *, num_checked: int) -> None:

@@ -3,8 +3,9 @@
 K rollouts for a fresh question; for an experiential one as many fewer as stored rows stand in.
 """
 
+import itertools
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,8 +27,7 @@ from exgrpo_cli.grading import GradingItem
 from exgrpo_cli.questions.choices import options_of
 from exgrpo_cli.replay.place import Experience
 from exgrpo_cli.training.metrics import Clock, score_gaps
-from exgrpo_cli.training.parts import Parts
-from exgrpo_cli.training.state import RunState
+from exgrpo_cli.training.state import Parts, RunState
 from exgrpo_cli.training.step.groups import Group
 from exgrpo_cli.training.step.guards import require_current_weights, require_small_gap
 
@@ -39,70 +39,74 @@ CHECKED_ONE_IN = 16
 class StepRollouts:
     """Rollouts of a step, and which of them are trained."""
 
-    groups: tuple[Group, ...]
+    groups: Sequence[Group]
     """All of them, experiential ones first, each rollout graded and scored under pi_old."""
     trained: frozenset[str]
     """Questions whose groups make up the step's N."""
     tokens_scored: int
     """Fresh response tokens that the trainer has scored under pi_old."""
     metrics: dict[str, float | int]
-    notes: tuple[str, ...]
+    notes: Sequence[str]
     """Notes for the user."""
 
 
-def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, clock: Clock) -> StepRollouts:
-    """Roll out the experiential questions and as many fresh ones as the step has room for.
+def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, clock: Clock) -> StepRollouts | None:
+    """Roll out the experiential questions and as many fresh ones as the step has room for; None without any question.
 
     With `rollout.max_rounds` above 1 fresh questions are drawn again, as many as mixed groups are missing, until there
     are enough or the rounds are over (dynamic sampling, arXiv 2503.14476); fresh groups that are not mixed then stay
-    out of N. Without any question left there is no group. Raises RunError where the generator did not sample with the
-    policy's weights.
+    out of N. Raises RunError where the generator did not sample with the policy's weights.
     """
-    settings = parts.config.rollout
-    wanted = missing = settings.questions_per_step - len(experience.by_question)
+    config, standing_in = parts.config, experience.by_question
+    wanted = missing = config.rollout.questions_per_step - len(standing_in)
     requests: list[RolloutRequest] = []
     graded: list[list[GradedRollout]] = []
     notes: list[str] = []
     rounds = 0
-    while rounds < settings.max_rounds and (missing or not rounds):
-        drawn = {*experience.by_question, *(request.question_id for request in requests)}
+    while rounds < config.rollout.max_rounds and (missing or not rounds):
+        drawn = {*standing_in, *(request.question_id for request in requests)}
         with clock.phase("replay"):
             fresh_ids = take_fresh(parts, missing, drawn)
-        question_ids = fresh_ids if rounds else [*experience.by_question, *fresh_ids]
-        if len(fresh_ids) < missing and question_ids:
-            notes.append(f"step {step}: only {len(fresh_ids)} of {missing} fresh questions are left unretired")
+        question_ids = fresh_ids if rounds else [*standing_in, *fresh_ids]
         if not question_ids:
             break
+        if len(fresh_ids) < missing:
+            notes.append(f"step {step}: only {len(fresh_ids)} of {missing} fresh questions are left unretired")
         asked = rollout_requests(parts, state, question_ids, experience)
         with clock.phase("rollout"):
-            rollouts = parts.generator.generate(asked, sampling_params(parts.config))
+            rollouts = parts.generator.generate(asked, sampling_params(config))
+        require_current_weights(itertools.chain(*rollouts), parts.policy.weight_version)
         if parts.ranks.world_size > 1:
             state.remember_lengths(rollouts)
         with clock.phase("reward"):
             graded += grade(parts, asked, rollouts)
         requests += asked
         rounds += 1
-        missing = wanted - sum(
-            is_mixed(members)
-            for request, members in zip(requests, graded, strict=True)
-            if request.question_id not in experience.by_question
-        )
+        fresh = [each for request, each in zip(requests, graded, strict=True) if request.question_id not in standing_in]
+        missing = wanted - sum(map(is_mixed, fresh))
     if not requests:
-        return StepRollouts(groups=(), trained=frozenset(), tokens_scored=0, metrics={}, notes=())
+        return None
     with clock.phase("sync"):
         parts.generator.sleep()
     with clock.phase("logprobs"):
-        scored = score(parts, graded, np.random.default_rng((parts.config.run.seed, step)))
-    groups = tuple(groups_of(parts, requests, graded, scored, experience))
-    require_current_weights(groups, parts.policy.weight_version)
-    require_small_gap(scored.gap, parts.config.backbone.dtype, num_checked=scored.num_checked)
-    metrics = dict(scored.gap)
+        scores, metrics, tokens_scored = score(parts, graded, np.random.default_rng((config.run.seed, step)))
     if isinstance(parts.generator, RankedGenerator):
         metrics["time/rollout_idle"] = parts.generator.take_idle_seconds()
-    trained = groups
-    if settings.max_rounds > 1:
+    groups = trained = [
+        Group(
+            question=parts.questions[request.question_id],
+            prompt_ids=request.prompt_ids,
+            fresh=tuple(members),
+            scores=tuple(itertools.islice(scores, len(members))),
+            replayed=standing_in.get(request.question_id, ()),
+            own_advantages=experience.own_advantages,
+            tis_cap=config.objective.tis_cap if config.rollout.logprobs == "engine" else None,
+        )
+        for request, members in zip(requests, graded, strict=True)
+    ]
+    if config.rollout.max_rounds > 1:
         metrics["rollout/rounds"] = rounds
-        trained = tuple(group for group in groups if group.replayed or group.is_mixed)
+        trained = [group for group in groups if group.replayed or group.is_mixed]
         if missing:
             notes.append(
                 f"step {step}: {wanted - missing} of {wanted} fresh groups are mixed after {rounds} rounds, and trained"
@@ -110,9 +114,9 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
     return StepRollouts(
         groups=groups,
         trained=frozenset(group.question.id for group in trained),
-        tokens_scored=scored.tokens,
+        tokens_scored=tokens_scored,
         metrics=metrics,
-        notes=tuple(notes),
+        notes=notes,
     )
 
 
@@ -147,7 +151,7 @@ def rollout_requests(
             question_id=question_id,
             prompt_ids=parts.prompts[question_id],
             seeds=tuple(
-                rollout_seed(config.run.seed, question_id, state.visits[question_id], member)
+                rollout_seed(config.run.seed, question_id, state.visits.get(question_id, 0), member)
                 for member in range(config.rollout.group_size - len(experience.by_question.get(question_id, ())))
             ),
             expected_tokens=state.lengths.get(question_id, state.usual_length),
@@ -181,75 +185,38 @@ def grade(
     graded = parts.ranks.gather_in_order(
         [(item.response, verdict) for item, verdict in zip(items, verdicts, strict=True)]
     )
-    results = iter(graded)
-    return [
-        [
-            GradedRollout(rollout=rollout, text=text, verdict=verdict)
-            for rollout, (text, verdict) in zip(group, results, strict=False)
-        ]
-        for group in rollouts
-    ]
+    members = (
+        GradedRollout(rollout=rollout, text=text, verdict=verdict)
+        for (_, rollout), (text, verdict) in zip(asked, graded, strict=True)
+    )
+    return [list(itertools.islice(members, len(group))) for group in rollouts]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FreshScores:
-    """Log-probs and entropies of fresh rollouts under pi_old, before the step's first update."""
+def score(
+    parts: Parts, graded: Sequence[Sequence[GradedRollout]], rng: np.random.Generator
+) -> tuple[Iterator[TokenScores], dict[str, float | int], int]:
+    """Scores of every rollout under pi_old, in their order, by `rollout.logprobs`: the trainer's, or the sampler's,
+    some of which, by `rng`, the trainer checks; how far both differ, and the tokens that the trainer has scored.
 
-    scores: tuple[TokenScores, ...]
-    """Scores of every rollout, in their order."""
-    num_checked: int
-    """Rollouts that the trainer has scored."""
-    gap: dict[str, float | int]
-    """Distance of the rollout engine's log-probs, and entropies if it has them, from the trainer's."""
-    tokens: int
-    """Response tokens that the trainer has scored."""
-
-
-def score(parts: Parts, graded: Sequence[Sequence[GradedRollout]], rng: np.random.Generator) -> FreshScores:
-    """Scores by `rollout.logprobs`: the trainer's, or the sampler's, some of which, by `rng`, it checks."""
+    Raises RunError where they differ by more than rounding.
+    """
     rollouts = [member.rollout for members in graded for member in members]
-    sequences = [
-        TokenSequence(prompt_ids=parts.prompts[each.question_id], response_ids=each.token_ids) for each in rollouts
-    ]
     by_sampler = parts.config.rollout.logprobs == "sampler"
-    checked = drawn_to_check(len(rollouts), rng) if by_sampler else range(len(rollouts))
-    scores = found = parts.policy.score([sequences[index] for index in checked])
+    checked = [rollouts[index] for index in drawn_to_check(len(rollouts), rng)] if by_sampler else rollouts
+    found: Sequence[TokenScores] = parts.policy.score(
+        [TokenSequence(prompt_ids=parts.prompts[each.question_id], response_ids=each.token_ids) for each in checked]
+    )
+    gap = score_gaps(checked, found)
+    require_small_gap(gap, parts.config.backbone.dtype, num_checked=len(checked))
+    scores = found
     if by_sampler:
         scores = [
             TokenScores(logprobs=each.engine_logprobs, entropies=each.engine_entropies)  # type: ignore[arg-type]
             for each in rollouts
         ]
-    return FreshScores(
-        scores=tuple(scores),
-        num_checked=len(checked),
-        gap=score_gaps([rollouts[index] for index in checked], found),
-        tokens=sum(len(each.logprobs) for each in found),
-    )
+    return iter(scores), gap, sum(len(each.logprobs) for each in found)
 
 
 def drawn_to_check(count: int, rng: np.random.Generator) -> list[int]:
     """Positions of one rollout in `CHECKED_ONE_IN`, at least one: any member of any group, from any rank."""
     return sorted(rng.choice(count, size=math.ceil(count / CHECKED_ONE_IN), replace=False).tolist())
-
-
-def groups_of(
-    parts: Parts,
-    requests: Sequence[RolloutRequest],
-    graded: Sequence[Sequence[GradedRollout]],
-    scored: FreshScores,
-    experience: Experience,
-) -> list[Group]:
-    """The fresh rollouts of every question, graded and scored, with what is replayed of it."""
-    scores = iter(scored.scores)
-    return [
-        Group(
-            question=parts.questions[request.question_id],
-            prompt_ids=request.prompt_ids,
-            fresh=tuple(members),
-            scores=tuple(next(scores) for _ in members),
-            replayed=experience.by_question.get(request.question_id, ()),
-            own_advantages=experience.own_advantages,
-            tis_cap=parts.config.objective.tis_cap if parts.config.rollout.logprobs == "engine" else None,
-        )
-        for request, members in zip(requests, graded, strict=True)
-    ]

@@ -32,7 +32,7 @@ def said(*changes: dict, guards: Guards | None = None) -> dict[int, list[str]]:
     """What is said at each step, by step; each step is a healthy one with its changes."""
     guards = guards or Guards()
     lines = [{"step": number, **HEALTHY, **change} for number, change in enumerate(changes, start=1)]
-    return {line["step"]: notes for line in lines if (notes := guards.check(line, []))}
+    return {line["step"]: notes for line in lines if (notes := guards.check(line))}
 
 
 def test_a_healthy_run_is_left_alone():
@@ -78,7 +78,7 @@ def warnings_of(listener: Listener) -> list[str]:
     return [note for note in listener.notes if note.startswith("step ") and "usual causes" in note]
 
 
-def test_a_run_whose_answers_are_all_cut_off_says_so_with_verdicts_and_a_response(small_config, tmp_path):
+def test_a_run_whose_answers_are_all_cut_off_says_so_with_verdicts(small_config, tmp_path):
     listener = Listener()
     short = ("rollout.max_response_tokens=2", "rollout.questions_per_step=2", "data.heldout=none", "run.steps=20")
     config = small_config(*short, "run.save_every=20", "replay.enabled=false")
@@ -86,7 +86,7 @@ def test_a_run_whose_answers_are_all_cut_off_says_so_with_verdicts_and_a_respons
     told = warnings_of(listener)
     assert len(told) == 3
     assert told[0].startswith("step 3: no rollout of the last 3 steps earned a reward")
-    assert "Verdicts: no answer 100%. One response (no answer, gold " in told[0]
+    assert "Verdicts: no answer 100%; responses are in samples/" in told[0]
     assert told[1].startswith("step 3: 100% of the responses reach rollout.max_response_tokens")
     assert told[2].startswith("step 20: in 20 steps no fresh group had both right and wrong answers")
 
