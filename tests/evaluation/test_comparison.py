@@ -86,7 +86,6 @@ def test_the_command_writes_tables_and_a_figure(tmp_path, capsys):
     figures = [f"{name}.{kind}" for name in ("accuracy", "pass-at-k") for kind in ("pdf", "png", "svg")]
     written = {path.name for path in output.iterdir()}
     assert written == {*figures, "comparison.json", "table.md"}
-    assert (output / "accuracy.pdf").read_bytes().startswith(b"%PDF")
     for name, texts in (("accuracy", ("avg@4",)), ("pass-at-k", ("pass@k (%)",))):
         drawn = (output / f"{name}.svg").read_text()
         assert all(text in drawn for text in ("a_50%", "other", "AIME24", "MATH-500", *texts))
@@ -96,7 +95,6 @@ def test_the_command_writes_tables_and_a_figure(tmp_path, capsys):
     (first, second) = found["benchmarks"]["aime24"]["comparisons"]
     assert (first["first"], first["second"], first["difference"]) == ("base", "a_50%", 0.375)
     assert second["p_holm"] >= second["p_value"]
-    assert found["benchmarks"]["math500"]["scores"]["other"]["value"] == 0.625
     assert found["averages"]["other"]["aime24+math500"]["benchmarks"] == ["aime24", "math500"]
 
 
@@ -119,12 +117,10 @@ def test_coverage_is_compared_beside_the_mean(tmp_path, capsys):
     assert run(["evaluate", "--compare", str(wide), str(deep)]) == 0
     assert "  pass@4: -50.0 points, 95 % interval" in capsys.readouterr().out
 
-    compared = compare([wide, deep, same])
-    made = compared.comparisons["deep", "aime24"]
+    made = compare([wide, deep, same]).comparisons["deep", "aime24"]
     # Two comparisons of pass@4 make their own family: the smaller p-value is doubled.
     assert made["pass_p_holm"] == pytest.approx(2 * made["pass_at_k"]["4"]["p_value"])
     assert made["p_holm"] == 1.0
-    assert compared.to_json()["benchmarks"]["aime24"]["pass_at_k"]["deep"]["4"]["value"] == 0.5
 
 
 def test_folders_of_a_shell_pattern_are_put_together(tmp_path):

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -49,44 +48,6 @@ main()
 """
 
 
-def kill_once_a_question_is_finished(arguments: list[str], records: Path) -> bytes:
-    """What a process left that had one question's record on disk."""
-    program = [sys.executable, "-c", KILLED_AT_THE_FIRST_RECORD, "eval", *arguments]
-    killed = subprocess.run(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=240, check=False)
-    assert killed.returncode == -signal.SIGKILL
-    return records.read_bytes()
-
-
-def killed_and_resumed(
-    data: Path, model: Path, output: Path, benchmark: str, *options: str
-) -> tuple[dict[str, Any], str]:
-    """Results of a run that was killed and gone on with, and what the second run said."""
-    arguments = [benchmark, "--data", str(data), "--model", str(model), "--device", "cpu", "--output", str(output)]
-    arguments += options
-    records = output / "records.jsonl"
-    left = kill_once_a_question_is_finished(arguments, records)
-    whole = left[: left.rfind(b"\n") + 1]
-    finished = subprocess.run(command(*arguments, "--json"), capture_output=True, text=True, check=True)
-    assert records.read_bytes().startswith(whole)
-    result = json.loads(finished.stdout)[benchmark]
-    assert whole.count(b"\n") == 1 < result["questions"]
-    lines = [json.loads(line) for line in records.read_bytes().splitlines()]
-    assert len({line["question_id"] for line in lines}) == len(lines) == result["questions"]
-    for line in lines:
-        seeds = [sample["seed"] for sample in line["samples"]]
-        assert seeds == list(sample_seeds(0, line["question_id"], result["k"]))
-    assert sum(result["verdicts"].values()) == result["questions"] * result["k"]
-    return result, finished.stderr
-
-
-def check_stamp(stamp: dict[str, Any], *, questions: int, folded: int, samples: int = 32, engine: str = "hf") -> None:
-    assert (stamp["benchmark"]["questions"], stamp["benchmark"]["folded_rows"]) == (questions, folded)
-    sampling = stamp["sampling"]
-    assert (sampling["samples"], sampling["temperature"], sampling["top_p"]) == (samples, 0.6, 1)
-    assert stamp["prompt"]["template"] == "chat" and stamp["prompt"]["opens_think"]
-    assert stamp["engine"]["name"] == engine and len(stamp["model"]["hash"]) == 16
-
-
 @pytest.mark.engines
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", ["hf", "vllm"])
@@ -96,12 +57,28 @@ def check_stamp(stamp: dict[str, Any], *, questions: int, folded: int, samples: 
 def test_the_real_file_killed_and_gone_on_with(
     tmp_path, untrained, shared_data, benchmark, questions, folded, samples, engine
 ):
-    options = ("--engine", engine, "--samples", str(samples), "--max-tokens", "64" if engine == "vllm" else "16")
-    data = shared_data / "verl_format_aime24_math500.parquet"
-    result, said = killed_and_resumed(data, untrained, tmp_path / "results", benchmark, *options)
+    records = tmp_path / "results" / "records.jsonl"
+    arguments = [benchmark, "--data", str(shared_data / "verl_format_aime24_math500.parquet"), "--device", "cpu"]
+    arguments += ["--model", str(untrained), "--output", str(records.parent), "--engine", engine]
+    arguments += ["--samples", str(samples), "--max-tokens", "64" if engine == "vllm" else "16"]
+    program = [sys.executable, "-c", KILLED_AT_THE_FIRST_RECORD, "eval", *arguments]
+    killed = subprocess.run(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=240, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    left = records.read_bytes()
+    whole = left[: left.rfind(b"\n") + 1]
+    finished = subprocess.run(command(*arguments, "--json"), capture_output=True, text=True, check=True)
+    assert f"{benchmark}: going on after" in finished.stderr
+    assert records.read_bytes().startswith(whole) and whole.count(b"\n") == 1
+    result = json.loads(finished.stdout)[benchmark]
     assert (result["questions"], result["k"]) == (questions, samples)
-    check_stamp(result["protocol"], questions=questions, folded=folded, samples=samples, engine=engine)
-    assert f"{benchmark}: going on after" in said
+    lines = [json.loads(line) for line in records.read_bytes().splitlines()]
+    assert len({line["question_id"] for line in lines}) == len(lines) == questions
+    for line in lines:
+        seeds = [sample["seed"] for sample in line["samples"]]
+        assert seeds == list(sample_seeds(0, line["question_id"], samples))
+    stamp = result["protocol"]
+    assert (stamp["benchmark"]["folded_rows"], stamp["engine"]["name"]) == (folded, engine)
+    assert stamp["prompt"]["template"] == "chat" and stamp["prompt"]["opens_think"]
 
 
 @pytest.mark.engines

@@ -8,7 +8,7 @@ import pytest
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import run
-from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.config.layers import build_config, run_label
 from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.evaluation.models import choose_model
 from exgrpo_cli.presets import load_preset
@@ -97,6 +97,8 @@ def test_dry_run_names_benchmark_model_and_folder(tmp_path, capsys, monkeypatch)
     assert plan["benchmarks"]["aime24"]["samples"] == 8
     assert plan["benchmarks"]["arithmetic"]["temperature"] == 1.0
     assert not (tmp_path / "results").exists()
+    assert run(["eval", "arithmetic", "--endpoint", "http://host"]) == 2
+    assert "--endpoint needs --model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -104,6 +106,7 @@ def test_dry_run_names_benchmark_model_and_folder(tmp_path, capsys, monkeypatch)
     [
         ("", "name a BENCHMARK"),
         ("arithmetic --temperature -1", "temperature = -1.0 is out of range: use a finite number above 0"),
+        ("arithmetic --endpoint http://host --tensor-parallel 2", "--tensor-parallel needs a model loaded here"),
         # Before anything is sampled.
         ("arithmetic --grader exakt --dry-run", "'exact'"),
     ],
@@ -111,3 +114,29 @@ def test_dry_run_names_benchmark_model_and_folder(tmp_path, capsys, monkeypatch)
 def test_what_is_missing_or_out_of_range_is_refused(capsys, arguments, message):
     assert run(["eval", "--model", "tiny", *arguments.split()]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_model_is_asked_and_answers(small_backbone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = "--samples 2 --max-tokens 20 --seed 3"
+    arguments = ["sample", str(small_backbone), "Compute (3 + 4).", *asked.split()]
+    assert run([*arguments, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert "Compute (3 + 4)." in shown["prompt"]
+    assert [0 < response["num_tokens"] <= 20 for response in shown["responses"]] == [True, True]
+    assert run([*arguments, "--quiet"]) == 0
+    assert capsys.readouterr().out == "".join(response["text"] + "\n" for response in shown["responses"])
+
+
+def test_an_empty_question_and_an_unknown_model_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sample", "tiny", " "]) == 2
+    assert "the question is empty" in capsys.readouterr().err
+    assert run(["sample", "nowhere", "1 + 1?"]) == 2
+    assert "'nowhere' is neither a run folder" in capsys.readouterr().err
+
+
+def test_a_run_of_a_study_is_called_by_study_arm_and_seed(tmp_path: Path) -> None:
+    run_folder = tmp_path / "studies" / "ent" / "ent-min" / "seed-0"
+    run_folder.mkdir(parents=True)
+    assert run_label(run_folder) == "seed-0"
+    run_folder.with_name("seed-0.toml").touch()
+    assert run_label(run_folder) == "ent/ent-min/seed-0"
