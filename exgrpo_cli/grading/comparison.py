@@ -137,8 +137,6 @@ _PLAIN_QUANTITY = re.compile(r"([A-Za-z])(_\{?[0-9A-Za-z]\}?)?\s*")
 _LETTER = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]")
 _LONE_LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
 _EQUALS = re.compile(r"(?<![<>!:=])=(?!=)")
-_APPROXIMATELY = re.compile(r"\\approx(?![A-Za-z])")
-_DECIMAL = re.compile(r"-?[0-9]+\.[0-9]+")
 _POINT = re.compile(r"[A-Z]\s*=?\s*(\([^()]*,[^()]*\))")
 _NAMED_TUPLE = re.compile(r"\([A-Za-z](?:\s*,\s*[A-Za-z])+\)\s*=\s*(\([^()]*,[^()]*\))")
 _TUPLE = re.compile(r"\([^()]*,[^()]*\)")
@@ -164,14 +162,6 @@ def _without_name(gold: str, answer: str) -> Compared:
     return (_split_name(gold) or (gold, gold))[1], (_split_name(answer) or (answer, answer))[1]
 
 
-def _approximated(text: str, other: str) -> str:
-    r"""The side of `2\pi \approx 6.28` to be compared with the other text: the approximation with a decimal."""
-    sides = [side.strip() for side in _APPROXIMATELY.split(text)]
-    if len(sides) != 2 or not all(sides):
-        return text
-    return sides[1] if _NAME.fullmatch(sides[0]) or _DECIMAL.fullmatch(other) else sides[0]
-
-
 def _without_named_tuple(gold: str, answer: str) -> Compared:
     if _NAMED_TUPLE.fullmatch(gold) and _NAMED_TUPLE.fullmatch(answer):
         return None
@@ -187,6 +177,10 @@ def _as_tuple(text: str, other: str) -> str:
     values = [_SET_TO.fullmatch(part.strip()) for part in re.split(r"[,;]|\\text\s*\{\s*and\s*\}|\band\b", text)]
     by_name = {value[1]: value[2] for value in values if value}
     return f"({','.join(by_name[name] for name in sorted(by_name))})" if len(by_name) == len(values) > 1 else text
+
+
+def _as_tuples(gold: str, answer: str) -> Compared:
+    return _as_tuple(gold, answer), _as_tuple(answer, gold)
 
 
 def _without_shared_name(gold: str, answer: str) -> Compared:
@@ -357,16 +351,10 @@ def _other(test: Callable[[str, str], bool]) -> Callable[[str, str], Compared]:
     return lambda gold, answer: False if test(gold, answer) else None
 
 
-def _each(one_side: Callable[[str, str], str]) -> Callable[[str, str], Compared]:
-    """A step that writes each text anew by the other one."""
-    return lambda gold, answer: (one_side(gold, answer), one_side(answer, gold))
-
-
 _STEPS: tuple[Callable[[str, str], Compared], ...] = (
     _same(same_text),
-    _each(_approximated),
     _without_named_tuple,
-    _each(_as_tuple),
+    _as_tuples,
     _without_labels,
     _without_shared_name,
     _without_name,

@@ -33,7 +33,6 @@ _COMMANDS: dict[str, str] = tables()["commands"]
 _PIECES: dict[str, str] = _TABLES["pieces"] | {"commands": "|".join(_COMMANDS)}
 # `sec` alone is a unit.
 _OPERATOR_NAME = re.compile(rf"\\(?:operatorname|mathrm(?!\{{sec))\s*\{{({_PIECES['functions']})\}}")
-_RISING = {">": "<", r"\ge": r"\le ", r"\geq": r"\le "}
 _DIGITS_RAISED = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 _DIGITS_LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 
@@ -43,54 +42,13 @@ def _backslash(found: "re.Match[str]") -> str:
     return rf"\{name}" if name else _OPERATOR_NAME.sub(r"\\\1", found[0])
 
 
-def _binomial(found: "re.Match[str]") -> str:
-    """10 choose 3; not the square of a constant C_1."""
-    above, below = filter(None, found.groups())
-    return rf"\binom{{{above}}}{{{below}}}" if int(above) > int(below) else found[0]
-
-
-def _power_of_fraction(found: "re.Match[str]") -> str:
-    return rf"^{{{found[1]}\frac{{{int(found[2] + found[3])}}}{{{10 ** len(found[3])}}}}}"
-
-
-def _improper(found: "re.Match[str]") -> str:
-    return rf"\frac{{{int(found[1]) * int(found[3]) + int(found[2])}}}{{{found[3]}}}"
-
-
-def _round_brackets(found: "re.Match[str]") -> str:
-    """]1,2[ is (1,2): a bracket that faces away from the interval leaves its end out."""
-    return f"{'(' if found[1] == ']' else '['}{found[2]}{')' if found[3] == '[' else ']'}"
-
-
-def _rising(found: "re.Match[str]") -> str:
-    return f"{found[5].strip()}{_RISING[found[4]]}{found[3]}{_RISING[found[2]]}{found[1].strip()}"
-
-
-def _fraction(found: "re.Match[str]") -> str:
-    """0.1\\overline{6} as 15/90: the digits without their repetition taken from those with one, over 9...90...0."""
-    whole, fixed, repeated = found[1] or "0", found[2], found[3] or found[4]
-    numerator = int(whole + fixed + repeated) - int(whole + fixed)
-    return rf"\frac{{{numerator}}}{{{'9' * len(repeated)}{'0' * len(fixed)}}}"
-
-
-def _condition(found: "re.Match[str]") -> str:
-    return found[2].strip() if found[1] in found[2] else found[0]
-
-
 _WRITTEN: dict[str, Callable[[re.Match[str]], str]] = {
-    "backslash()": _backslash,
-    "binomial()": _binomial,
-    "command()": lambda found: _COMMANDS[found[1]],
-    "condition()": _condition,
-    "digits()": lambda found: found[1] + re.sub("[^0-9]", "", found[2]),
-    "fraction()": _fraction,
-    "improper()": _improper,
-    "lowered()": lambda found: f"_{{{found[0].translate(_DIGITS_LOWERED)}}}",
     "one_line()": lambda found: found[3].replace("&", ""),
-    "power_of_fraction()": _power_of_fraction,
+    "backslash()": _backslash,
+    "command()": lambda found: _COMMANDS[found[1]],
+    "digits()": lambda found: found[1] + re.sub("[^0-9]", "", found[2]),
+    "lowered()": lambda found: f"_{{{found[0].translate(_DIGITS_LOWERED)}}}",
     "raised()": lambda found: f"^{{{found[0].translate(_DIGITS_RAISED)}}}",
-    "rising()": _rising,
-    "round_brackets()": _round_brackets,
     "without_spaces()": lambda found: found[0].replace(" ", ""),
 }
 

@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 from exgrpo_cli.base.errors import ExgrpoError, InputError, RunError
 from exgrpo_cli.base.types import Verdict
-from exgrpo_cli.config.names import PREFIX
+from exgrpo_cli.config.names import GRADERS, PREFIX
 from exgrpo_cli.config.sections.run import GradingSettings
-from exgrpo_cli.grading.routes import GradingItem, Task, route_item, routes_of
+from exgrpo_cli.grading.routes import GradingItem, Route, Task, route_item
 from exgrpo_cli.grading.supervisor import READY, STOP
 
 _MAX_CACHED_VERDICTS = 65_536
@@ -72,7 +72,9 @@ class GradingPool:
             InputError: a function that cannot be imported.
         """
         self._settings = settings
-        self._routes = routes_of(settings.grader, settings.max_answer_chars)
+        # A user's function alone, or all of the built-in graders.
+        names = (settings.grader,) if settings.grader.startswith(PREFIX) else GRADERS
+        self._routes = {name: Route(grader=name, max_answer_chars=settings.max_answer_chars) for name in names}
         self._route = self._routes[settings.grader]
         self._verdicts: OrderedDict[Task, Verdict] = OrderedDict()
         self._closed = False
@@ -122,17 +124,12 @@ class GradingPool:
         """
         route = self._routes[grader] if grader else self._route
         failed: set[str] = set()
-        verdicts = []
-        for item in items:
-            decided = route_item(route, item)
-            if isinstance(decided, Verdict):
-                verdict = decided
-            elif decided.judged in failed or len(failed) >= _MOST_FAILURES:
-                verdict = Verdict.TIMEOUT
-            else:
-                verdict = self._future(decided._replace(patience=_PATIENCE)).result()
-                if verdict.is_verifier_failure:
-                    failed.add(decided.judged)
+        verdicts: list[Verdict] = []
+        for routed in (route_item(route, item) for item in items):
+            verdict = routed if isinstance(routed, Verdict) else Verdict.TIMEOUT
+            if isinstance(routed, Task) and routed.judged not in failed and len(failed) < _MOST_FAILURES:
+                verdict = self._future(routed._replace(patience=_PATIENCE)).result()
+                failed |= {routed.judged} if verdict.is_verifier_failure else set()
             verdicts.append(verdict)
         return verdicts
 
@@ -171,8 +168,7 @@ class GradingPool:
         self.close()
 
     def _verdicts_of(self, routed: list[Verdict | Task]) -> list[Verdict]:
-        waited_for = [decided if isinstance(decided, Verdict) else self._future(decided) for decided in routed]
-        return [each if isinstance(each, Verdict) else each.result() for each in waited_for]
+        return [future.result() for future in [self._future(each) for each in routed]]
 
     def _future(self, decided: Verdict | Task) -> Future[Verdict]:
         with self._lock:

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import AnswerFormat, Verdict
-from exgrpo_cli.config.names import GRADERS, GYM, PREFIX
+from exgrpo_cli.config.names import GYM, PREFIX
 from exgrpo_cli.grading import verifiers
 from exgrpo_cli.grading.choice import Options, ends_in_demanded_form, grade_choice
 from exgrpo_cli.grading.extract import answer_text, boxed_or_all, last_box, last_boxed
@@ -148,12 +148,6 @@ class Route:
 
 
 _NUMBERED = Options(texts=None, is_numbered=True)
-
-
-def routes_of(grader: str, max_answer_chars: int) -> dict[str, Route]:
-    """The ways that one set of workers can go: a user's function alone, or all of the built-in graders."""
-    names = (grader,) if grader.startswith(PREFIX) else GRADERS
-    return {name: Route(grader=name, max_answer_chars=max_answer_chars) for name in names}
 
 
 def route_item(route: Route, item: GradingItem) -> Verdict | Task:

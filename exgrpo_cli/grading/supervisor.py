@@ -94,10 +94,9 @@ class Worker:
 class Supervisor:
     """Serves one parent until its connection closes.
 
-    Jobs go out in order of arrival, but for suspects, answers that reached a deadline or died: they go last and get a
-    fraction of a deadline, since a power tower sampled for twenty questions would otherwise cost twenty deadlines. The
-    fraction is of CPU time, so that an answer whose worker only had to wait, on a machine that is too busy, is not
-    charged again.
+    Jobs go out in order of arrival. Suspects, answers that reached a deadline or died, get a fraction of a deadline: a
+    power tower sampled for twenty questions would otherwise cost twenty deadlines. The fraction is of CPU time, so that
+    an answer whose worker only had to wait, on a machine that is too busy, is not charged again.
     """
 
     def __init__(self, parent: Connection, run_task: Callable[[Task], Verdict], settings: GradingSettings) -> None:
@@ -107,7 +106,6 @@ class Supervisor:
         self._deadline_seconds = settings.deadline_seconds
         self._memory_bytes = settings.memory_mb << 20
         self._queue: deque[Job] = deque()
-        self._last: deque[Job] = deque()
         self._suspects: dict[str, None] = {}
         self._stopped = False
         self._next_watch = 0.0
@@ -120,9 +118,12 @@ class Supervisor:
         try:
             while os.getppid() == self._parent_pid and not self._stopped:
                 self._send_out()
-                ready = wait([self._parent, *(worker.connection for worker in self._workers)], self._seconds_to_wait())
-                if self._parent in ready:
-                    self._receive_jobs()
+                seconds = _WATCH_SECONDS if any(worker.job for worker in self._workers) else _IDLE_SECONDS
+                ready = wait([self._parent, *(worker.connection for worker in self._workers)], seconds)
+                while self._parent in ready and not self._stopped and self._parent.poll():
+                    job = self._parent.recv()
+                    self._stopped = job is STOP
+                    self._queue.append(job)
                 for worker in list(self._workers):
                     if worker.connection in ready:
                         self._receive_verdict(worker)
@@ -134,32 +135,13 @@ class Supervisor:
             for worker in self._workers:
                 worker.kill()
 
-    def _seconds_to_wait(self) -> float:
-        return _WATCH_SECONDS if any(worker.job for worker in self._workers) else _IDLE_SECONDS
-
-    def _receive_jobs(self) -> None:
-        while not self._stopped and self._parent.poll():
-            job = self._parent.recv()
-            if job is STOP:
-                self._stopped = True
-            else:
-                self._queue.append(job)
-
-    def _next_job(self) -> Job | None:
-        while self._queue:
-            job = self._queue.popleft()
-            if job[1].judged not in self._suspects:
-                return job
-            self._last.append(job)
-        return self._last.popleft() if self._last else None
-
     def _send_out(self) -> None:
         for worker in list(self._workers):
             if worker.job is not None:
                 continue
-            job = self._next_job()
-            if job is None:
+            if not self._queue:
                 return
+            job = self._queue.popleft()
             if worker.num_tasks >= _TASKS_PER_WORKER:
                 worker = self._replace(worker)
             worker.job = job
@@ -214,9 +196,6 @@ class Supervisor:
         self._suspects[task.judged] = None
         if len(self._suspects) > _MAX_SUSPECTS:
             del self._suspects[next(iter(self._suspects))]
-        for other in self._workers:
-            if other.job is not None and other.job[1].judged == task.judged:
-                self._limit_time(other, other.job[1])
         self._parent.send((number, verdict.value))
 
     def _replace(self, worker: Worker) -> Worker:
@@ -239,8 +218,17 @@ class Supervisor:
         try:
             for inherited in (supervisors_end, self._parent, *(sibling.connection for sibling in self._workers)):
                 inherited.close()
-            _end_with_supervisor(supervisor_pid)
-            _limit_memory(self._memory_bytes)
+            # The kernel kills this process when the supervisor, which is single-threaded, is gone, however it died.
+            if hasattr(_LIBC, "prctl"):
+                _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            # It may have died before the line above.
+            if os.getppid() != supervisor_pid:
+                return
+            # A second fence behind the supervisor's watch, for what grows faster than it looks. It lies further out on
+            # purpose: behind it an allocation fails with MemoryError, which math-verify swallows and takes for a wrong
+            # answer, whereas the supervisor's kill is counted as a crash.
+            if use := use_of(os.getpid()):
+                resource.setrlimit(resource.RLIMIT_AS, (use.address_space + 2 * self._memory_bytes,) * 2)
             while True:
                 try:
                     task = connection.recv()
@@ -255,38 +243,6 @@ class Supervisor:
             os._exit(0)
 
 
-def _end_with_supervisor(supervisor_pid: int) -> None:
-    """Have the kernel kill this process when the supervisor, which is single-threaded, is gone, however it died."""
-    if hasattr(_LIBC, "prctl"):
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # It may have died before the line above.
-    if os.getppid() != supervisor_pid:
-        os._exit(1)
-
-
-def _limit_memory(memory_bytes: int) -> None:
-    """A second fence behind the supervisor's watch, for what grows faster than it looks.
-
-    It lies further out on purpose: behind it an allocation fails with MemoryError, which math-verify swallows and takes
-    for a wrong answer, whereas the supervisor's kill is counted as a crash.
-    """
-    use = use_of(os.getpid())
-    if use is not None:
-        limit = use.address_space + 2 * memory_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
-def _check_memory(memory_mb: int) -> None:
-    """A worker starts with all that the supervisor holds: a cap below that would crash every answer."""
-    use = use_of(os.getpid())
-    held = use.resident >> 20 if use else 0
-    if memory_mb < held + _LEAST_MEMORY_FOR_ANSWERS:
-        raise InputError(
-            f"grading.memory_mb is {memory_mb}, but the grader itself holds {held} MiB before any answer: set it to "
-            f"{held + 2 * _LEAST_MEMORY_FOR_ANSWERS} or more."
-        )
-
-
 def main(connection_fd: int, settings: dict[str, Any]) -> None:
     """Entry of the process that `remote` starts; `connection_fd` is its end of the pair."""
     # Ctrl-C on a terminal reaches the whole process group; stopping is for the parent to decide.
@@ -295,7 +251,14 @@ def main(connection_fd: int, settings: dict[str, Any]) -> None:
     grading = GradingSettings(**settings)
     try:
         run_task = task_runner(grading.grader)
-        _check_memory(grading.memory_mb)
+        use = use_of(os.getpid())
+        held = use.resident >> 20 if use else 0
+        # A worker starts with all that the supervisor holds: a cap below that would crash every answer.
+        if grading.memory_mb < held + _LEAST_MEMORY_FOR_ANSWERS:
+            raise InputError(
+                f"grading.memory_mb is {grading.memory_mb}, but the grader itself holds {held} MiB before any answer: "
+                f"set it to {held + 2 * _LEAST_MEMORY_FOR_ANSWERS} or more."
+            )
     except InputError as error:
         parent.send(str(error))
         return

@@ -10,7 +10,7 @@ import pytest
 from exgrpo_cli.base.types import AnswerFormat, Verdict
 from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.grading import GradingItem, GradingPool, choice, extract, plain, pool
-from exgrpo_cli.grading.routes import route_item, routes_of
+from exgrpo_cli.grading.routes import Route, route_item
 
 FORMAT = AnswerFormat(opens_think=False, requires_box=True, require_eos=False)
 LONG = 1 << 16
@@ -78,7 +78,7 @@ def steps(text: str, grader: str) -> int:
         calls += event in ("call", "c_call")
 
     Counted.given = 0
-    route = routes_of(grader, 2000)[grader]
+    route = Route(grader=grader, max_answer_chars=2000)
     sys.setprofile(count)
     try:
         route_item(route, item)
@@ -102,7 +102,7 @@ def test_what_the_caller_holds_is_a_few_times_the_text() -> None:
         text = hostile(*PIECES[name], LONG, boxed=False)
         item = GradingItem(gold="7", response=text, finished=True, answer_format=FORMAT, options=("7", "8"))
         tracemalloc.start()
-        route_item(routes_of("choice", 2000)["choice"], item)
+        route_item(Route(grader="choice", max_answer_chars=2000), item)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 64 * LONG, name

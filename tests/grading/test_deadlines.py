@@ -57,15 +57,13 @@ def test_equal_text_is_correct_before_any_worker() -> None:
         assert pool.grade([boxed(TOWER, f" {TOWER} "), boxed("a(", "a (")]) == [Verdict.CORRECT] * 2
 
 
-def test_answer_that_hung_once_goes_last_and_gets_less_time_against_the_next_gold() -> None:
+def test_answer_that_hung_once_gets_less_time_against_the_next_gold() -> None:
     with pool_of(deadline_seconds=2.0) as pool:
         assert pool.grade([boxed("7", TOWER)]) == [Verdict.TIMEOUT]
         (supervisor,) = psutil.Process().children()
         before = supervisor.cpu_times().children_user
         # A tenth of a second of CPU time each, where 2 s / 32 would be less.
-        hanging = [pool.submit(boxed(gold, TOWER)) for gold in ("8", "9")]
-        assert pool.submit(boxed("x^2", "x^3")).result() is Verdict.WRONG
-        assert [future.result() for future in hanging] == [Verdict.TIMEOUT] * 2
+        assert pool.grade([boxed(gold, TOWER) for gold in ("8", "9")]) == [Verdict.TIMEOUT] * 2
         assert supervisor.cpu_times().children_user - before < 1.0
 
 
@@ -75,21 +73,6 @@ def test_number_too_large_for_memory_crashes_its_worker_and_is_not_called_wrong(
     with pool_of(deadline_seconds=20) as pool:
         assert pool.grade([boxed("7", huge), boxed("x", "x")]) == [Verdict.CRASHED, Verdict.CORRECT]
         assert pool.verify_gold([huge, "x^2"]) == [Verdict.CRASHED, Verdict.CORRECT]
-
-
-def test_answer_held_by_two_workers_costs_one_deadline() -> None:
-    with pool_of(workers=2, deadline_seconds=2.0) as pool:
-        pool.grade([boxed("x", "y")])
-        (supervisor,) = psutil.Process().children()
-        before = supervisor.cpu_times().children_user
-        idle = sum(worker.cpu_times().user for worker in supervisor.children())
-        first = pool.submit(boxed("7", TOWER))
-        while sum(worker.cpu_times().user for worker in supervisor.children()) < idle + 1:
-            time.sleep(0.02)
-        second = pool.submit(boxed("8", TOWER))
-        assert first.result() is second.result() is Verdict.TIMEOUT
-        # Not 4 s of work: one deadline left the other 2 s / 32 more than it had used.
-        assert supervisor.cpu_times().children_user - before < 3.8
 
 
 def test_gold_that_hangs_is_not_held_against_the_next_one(user_graders: str) -> None:
