@@ -71,7 +71,8 @@ def _resolved(kind: "PresetKind", name: str) -> dict[str, Any]:
         return preset_settings(kind, name)
     needs_run = load_preset(kind, name).get("about", {}).get("needs_run", False)
     options = {"replay": {"warm_start": "RUN"}} if needs_run else None
-    return tomllib.loads(to_toml(build_config(**{kind.removesuffix("s"): name}, options=options)))
+    named: dict[str, Any] = {kind.removesuffix("s"): name}
+    return tomllib.loads(to_toml(build_config(**named, options=options)))
 
 
 def _print_listing(known: dict["PresetKind", dict[str, dict[str, Any]]]) -> None:

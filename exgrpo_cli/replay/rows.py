@@ -44,9 +44,7 @@ class Rows:
         self._columns, self._size = columns, len(columns["question"])
         self._live = np.flatnonzero(columns["question"] != GONE)
         self._seen, self._evicted = self._size, False
-        self.held: Int64[np.ndarray, " questions"] = np.bincount(
-            columns["question"][self._live], minlength=num_questions
-        )
+        self.held = np.bincount(columns["question"][self._live], minlength=num_questions)
         """Live rows of each question."""
 
     def __len__(self) -> int:

@@ -17,14 +17,13 @@ from jaxtyping import Int64
 
 from exgrpo_cli.base.types import Trajectory
 from exgrpo_cli.ledger import schemas
-from exgrpo_cli.ledger.parts import Catalogue, read_catalogue
+from exgrpo_cli.ledger.parts import Catalogue
 from exgrpo_cli.ledger.reader import read_rows
 from exgrpo_cli.ledger.writer import LedgerWriter
 from exgrpo_cli.replay.by_question import Bucket, Candidates, Sampler
 from exgrpo_cli.replay.by_unit import DrawnUnit, UnitDraw, UnitPlace, leaving, priorities_at_birth
 from exgrpo_cli.replay.place import Place
 from exgrpo_cli.replay.rows import FreshRow, StoreCounts, Visit, rebuild, token_hash
-from exgrpo_cli.replay.warm_start import WarmStartReport, copy_experience
 
 
 class Store(AbstractContextManager["Store"]):
@@ -45,54 +44,44 @@ class Store(AbstractContextManager["Store"]):
         Raises InputError where there is a ledger already, or it is another run's, is being written, is not whole up to
         that step or cannot be read; nothing is deleted then.
         """
-        self._writer = LedgerWriter(folder, identity, at_step)
+        self.writer = LedgerWriter(folder, identity, at_step)
         self.folder, self.rules, self.group_size = folder, rules, identity.group_size
         # A unit's priority is then its headroom as last measured.
         self._keeps_headroom = isinstance(rules, UnitPlace) and rules.priority == "headroom"
         try:
-            self._restore(self._writer.catalogue, question_ids)
-            self._writer.begin()
+            self.restore(self.writer.catalogue, question_ids)
+            self.writer.begin()
         except BaseException:
             self.close()
             raise
 
-    def _restore(self, catalogue: Catalogue, question_ids: Collection[str]) -> None:
+    def restore(self, catalogue: Catalogue, question_ids: Collection[str]) -> None:
         """Take the state that the ledger's rows add up to."""
 
         def read(table: str, columns: Sequence[str]) -> pa.Table:
             return read_rows(table, catalogue.parts[table], columns, dictionary=True)
 
         self.rows, self.questions = rebuild(read, question_ids, self.rules.cooldown, self._keeps_headroom)
-        if self._writer.last_step == schemas.WARM_START_STEP:
+        if self.writer.last_step == schemas.WARM_START_STEP:
             # What another run left may be more than this one's limits allow.
             for question in np.flatnonzero(self.rows.held).tolist() if self.rules.max_per_question else ():
                 self._trim_question(schemas.WARM_START_STEP + 1, question)
             self._trim_store(schemas.WARM_START_STEP + 1)
 
-    def warm_start(self, source: Path, max_response_tokens: int) -> WarmStartReport:
-        """Copy the experience of another run's ledger into this still empty one, durably, as step 0.
-
-        Raises InputError where tokenizer, template, K or question ids do not match.
-        """
-        ids: list[str] = self.questions.ids.tolist()
-        report = copy_experience(source, self._writer, ids, self.rules, max_response_tokens)
-        self._restore(read_catalogue(self.folder), ids)
-        return report
-
     def close(self) -> None:
         """Release the writer lock. Rows that were not flushed are gone."""
-        self._writer.close()
+        self.writer.close()
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
     def flush(self, step: int) -> None:
         """Let readers see the step, also where nothing happened in it. Raises RunError where the disk refuses."""
-        self._writer.flush(step)
+        self.writer.flush(step)
 
     def seal(self) -> None:
         """Make the steps flushed durable, so that the ledger can be cut back to here: before each checkpoint."""
-        self._writer.seal()
+        self.writer.seal()
 
     @property
     def retired(self) -> set[str]:
@@ -122,7 +111,7 @@ class Store(AbstractContextManager["Store"]):
                 behaviour_logprobs=logprobs,
                 **{name: rows[name][row].item() for name in ("step_born", "weight_version", "reward", "advantage")},
             )
-            for row, (token_ids, logprobs) in zip(trajectory_ids, self._writer.bodies(trajectory_ids), strict=True)
+            for row, (token_ids, logprobs) in zip(trajectory_ids, self.writer.bodies(trajectory_ids), strict=True)
         ]
 
     # By question.
@@ -157,7 +146,7 @@ class Store(AbstractContextManager["Store"]):
             return ()
         draw = sampler(buckets, num, rng)
         drawn = [self.questions.bucket(self.questions.numbers[question_id]) for question_id in draw.question_ids]
-        self._writer.extend(
+        self.writer.extend(
             schemas.DRAWS,
             len(buckets),
             step=step,
@@ -178,7 +167,7 @@ class Store(AbstractContextManager["Store"]):
             columns = {name: getattr(each, name) for name in ("question_id", "entropy", "nll", "num_tokens")}
             columns |= {"trajectory_id": each.trajectory_ids, "weight_version": each.measured_version}
             chosen_of = np.isin(each.trajectory_ids, own)
-            self._writer.extend(schemas.SCORES, len(each), step=step, chosen=chosen_of, **columns)
+            self.writer.extend(schemas.SCORES, len(each), step=step, chosen=chosen_of, **columns)
         for trajectory_id in [i for own in chosen for i in own]:
             question = int(self.rows["question"][trajectory_id])
             self._log(step, schemas.Event.SELECTED, question, trajectory_id)
@@ -202,7 +191,7 @@ class Store(AbstractContextManager["Store"]):
         names = ("unit_id", "priority", "probability", "weight", "drift", "headroom", "accepted")
         for unit in scanned:
             columns = {"step": step, "group_id": int(self.rows["group_id"][unit.unit_id])}
-            self._writer.append(schemas.REPLAYS, **columns, **{name: getattr(unit, name) for name in names})
+            self.writer.append(schemas.REPLAYS, **columns, **{name: getattr(unit, name) for name in names})
             if self._keeps_headroom and unit.headroom is not None:
                 self.rows["priority"][unit.unit_id] = unit.headroom
             if unit.accepted:
@@ -213,8 +202,7 @@ class Store(AbstractContextManager["Store"]):
 
     def _members(self, unit: int) -> Sequence[int]:
         """The rows of a unit."""
-        [members] = self.rows.members(np.array([unit]), groups=self.rules.draws_groups)
-        return members
+        return self.rows.members(np.array([unit]), groups=self.rules.draws_groups)[0]
 
     def _use(self, step: int, unit: int, members: Sequence[int]) -> None:
         """Count a replay of a unit, and evict it after its last one (`max_uses`)."""
@@ -244,7 +232,7 @@ class Store(AbstractContextManager["Store"]):
         if rules.count_fresh_only and visit.num_replayed:
             k, members = visit.num_fresh_successes, self.group_size - visit.num_replayed
         names = ("step", "question_id", "num_fresh_successes", "verifier_failed", "alpha", "beta")
-        self._writer.append(schemas.VISITS, k=k, num_members=members, **{name: getattr(visit, name) for name in names})
+        self.writer.append(schemas.VISITS, k=k, num_members=members, **{name: getattr(visit, name) for name in names})
         if rules.retirement and k >= rules.retires_at(members) and not visit.verifier_failed:
             states.place(question, None)
             states.retired[question] = True
@@ -299,11 +287,11 @@ class Store(AbstractContextManager["Store"]):
                 "group_id": group,
                 **{name: float(getattr(row, name)) for name in ("entropy", "nll", "reward", "advantage")},
             }
-            self._writer.append_trajectory(
+            self.writer.append_trajectory(
                 (row.token_ids, row.behaviour_logprobs),
                 trajectory_id=len(self.rows),
                 question_id=visit.question_id,
-                logprob_source=schemas.NO_LOGPROBS if math.isnan(row.nll) else self._writer.identity.logprob_source,
+                logprob_source=schemas.NO_LOGPROBS if math.isnan(row.nll) else self.writer.identity.logprob_source,
                 **born,
             )
             self._log(visit.step, schemas.Event.COLLECTED, question, self.rows.add(question, born))
@@ -357,4 +345,4 @@ class Store(AbstractContextManager["Store"]):
         """Append an event with the bucket that the question is in after it."""
         bucket, members = self.questions.bucket(question) or (None, None)
         names = {"event": event.value, "question_id": self.questions.ids[question], "trajectory_id": trajectory_id}
-        self._writer.append(schemas.EVENTS, step=step, bucket=bucket, num_members=members, **names)
+        self.writer.append(schemas.EVENTS, step=step, bucket=bucket, num_members=members, **names)

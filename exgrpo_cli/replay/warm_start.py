@@ -4,10 +4,10 @@ Live trajectories of buffered questions are copied with their buckets, bodies bi
 -1, older than every version of this run, so they are measured again before their entropy counts.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -15,62 +15,49 @@ import pyarrow.compute as pc
 from jaxtyping import Int64
 
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.ledger import schemas
 from exgrpo_cli.ledger.columns import NO_BUCKET, column
-from exgrpo_cli.ledger.parts import bodies_batch
+from exgrpo_cli.ledger.parts import bodies_batch, read_catalogue
 from exgrpo_cli.ledger.reader import LedgerReader
-from exgrpo_cli.ledger.writer import LedgerWriter
 from exgrpo_cli.replay.by_unit import UnitPlace, priorities_at_birth
 from exgrpo_cli.replay.place import Place
 from exgrpo_cli.replay.rows import GONE, Questions, rebuild
+
+if TYPE_CHECKING:
+    from exgrpo_cli.replay.store import Store
 
 _BATCH = 1024
 """Trajectories per record batch: 16 MB in memory at 2,000 tokens each."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WarmStartReport:
-    """Counts of what was copied and what was left out."""
+def warm_start(store: "Store", source: Path, objective: ObjectiveSettings, max_response_tokens: int) -> str:
+    """Copy what the store's run can use of the ledger in `source` into its own, still empty one, durably, as step 0.
 
-    num_trajectories: int
-    num_questions: int
-    """Questions in a bucket."""
-    num_retired: int
-    left_out: dict[str, int]
-    """Trajectories that were not copied, by the reason."""
-    num_without_logprobs: int
-    """Rows taken over without log-probs of the policy that sampled them."""
-    num_without_advantage: int
-    """Rows taken over without an advantage."""
-
-
-def copy_experience(
-    source: Path, writer: LedgerWriter, question_ids: Sequence[str], rules: Place, max_response_tokens: int
-) -> WarmStartReport:
-    """Write what a run of these rules can use of the ledger in `source`, as step 0 of its own, still empty one.
-
-    Raises InputError where tokenizer, template or K differ, where a question to be copied is unknown, and where a draw
-    in proportion to priorities has no meaning.
+    Returns a line for the user. Raises InputError where tokenizer, template or K differ, where a question to be copied
+    is unknown, where rows came without what the settings read, and where a draw in proportion to priorities has no
+    meaning.
     """
-    reader, with_retired = LedgerReader(source), rules.warm_start_retired
-    writer.identity.require_match(reader.identity, str(source), schemas.WARM_START_FIELDS)
+    reader, rules, question_ids = LedgerReader(source), store.rules, store.questions.ids.tolist()
+    with_retired = rules.warm_start_retired
+    store.writer.identity.require_match(reader.identity, str(source), schemas.WARM_START_FIELDS)
     if not with_retired and not len(reader.trajectories(["trajectory_id"])):
         raise InputError(f"{source} holds no trajectories: name a run that has stored some")
     ids = pc.unique(reader.events(["question_id"]).column("question_id")).to_pylist()
     rows, states = rebuild(partial(reader.table, dictionary=True), ids)
     buffered, retired = states.success_counts != NO_BUCKET, np.flatnonzero(states.retired & with_retired)
     wanted = buffered | (states.retired & with_retired)
-    if missing := np.setdiff1d(states.ids[wanted], question_ids).tolist():
+    if unknown := np.setdiff1d(states.ids[wanted], question_ids).tolist():
         raise InputError(
-            f"{source}: {len(missing)} of its {wanted.sum()} questions are not in this run's question file, "
-            f"{missing[0]} first; use the question file of that run"
+            f"{source}: {len(unknown)} of its {wanted.sum()} questions are not in this run's question file, "
+            f"{unknown[0]} first; use the question file of that run"
         )
 
     owner, reward = rows["question"], rows["reward"]
     stored = (owner != GONE) & wanted[owner]
-    if unknown := int(np.isnan(reward[stored]).sum()):
+    if num := int(np.isnan(reward[stored]).sum()):
         raise InputError(
-            f"{source}: {unknown} of its {stored.sum()} trajectories have no reward, and a reward that was never given "
+            f"{source}: {num} of its {stored.sum()} trajectories have no reward, and a reward that was never given "
             "is not replayed; write it into the column reward of trajectories/, or name another run"
         )
     rewarded = stored & ((reward > 0) | rules.replays_failures)
@@ -79,26 +66,48 @@ def copy_experience(
     if rules.draws_groups:
         # Visits all of whose rows are there.
         _, which, counts = np.unique(rows["group_id"][kept], return_inverse=True, return_counts=True)
-        kept = kept[counts[which] == writer.identity.group_size]
+        kept = kept[counts[which] == store.group_size]
     trajectories = _trajectories(reader, kept, rules)
-    bodies: Iterator[pa.RecordBatch] = (
-        bodies_batch(begin, reader.bodies(kept[begin : begin + _BATCH].tolist()))
-        for begin in range(0, len(kept), _BATCH)
-    )
+    missing = {
+        "log-probs": trajectories.column("logprob_source").to_pylist().count(schemas.NO_LOGPROBS),
+        "an advantage": np.isnan(rows["advantage"][kept]).sum(),
+    }
+    for what, setting in _readers(rules, objective):
+        if missing[what]:
+            raise InputError(
+                f"{source}: {missing[what]} of its {len(kept)} trajectories came without {what}, which {setting} "
+                "reads; set it otherwise, as docs/methods.md says of rollouts logged elsewhere, or take another pool"
+            )
+    begins = range(0, len(kept), _BATCH)
+    bodies = (bodies_batch(begin, reader.bodies(kept[begin : begin + _BATCH].tolist())) for begin in begins)
     tables = {schemas.TRAJECTORIES: trajectories, schemas.EVENTS: _events(states, owner[kept], retired)}
-    writer.write(schemas.WARM_START_STEP, tables, bodies, len(kept))
-    return WarmStartReport(
-        num_trajectories=len(kept),
-        num_questions=len(np.unique(owner[kept][buffered[owner[kept]]])),
-        num_retired=len(retired),
-        left_out={
-            "too long": int((rewarded & ~short).sum()),
-            "failures": int((stored & ~rewarded).sum()),
-            "of groups that were not kept whole": int(short.sum()) - len(kept),
-        },
-        num_without_logprobs=trajectories.column("logprob_source").to_pylist().count(schemas.NO_LOGPROBS),
-        num_without_advantage=int(np.isnan(rows["advantage"][kept]).sum()),
+    store.writer.write(schemas.WARM_START_STEP, tables, bodies, len(kept))
+    store.restore(read_catalogue(store.folder), question_ids)
+    left_out = {
+        "too long": (rewarded & ~short).sum(),
+        "failures": (stored & ~rewarded).sum(),
+        "of groups that were not kept whole": short.sum() - len(kept),
+    }
+    return (
+        f"experience from {source.parent}: {len(kept)} trajectories of {len(np.unique(owner[kept]))} questions, "
+        f"{len(retired)} retired; left out: {', '.join(f'{n} {what}' for what, n in left_out.items() if n) or 'none'}"
     )
+
+
+def _readers(rules: Place, objective: ObjectiveSettings) -> Iterator[tuple[str, str]]:
+    """Each setting that reads log-probs or advantages of birth, after the name of what it reads."""
+    imitates = objective.surrogate == "likelihood"
+    for key in ("max_drift", "ess_bound"):
+        if bound := getattr(rules, key, 0):
+            yield "log-probs", f"replay.{key} = {bound}"
+    if isinstance(rules, UnitPlace) and rules.priority == "headroom":
+        yield "log-probs", "replay.priority = 'headroom'"
+    if objective.importance == "behaviour" and not imitates:
+        yield "log-probs", "objective.importance = 'behaviour'"
+    if isinstance(rules, UnitPlace) and rules.priority in ("advantage", "signal", "headroom"):
+        yield "an advantage", f"replay.priority = {rules.priority!r}"
+    if isinstance(rules, UnitPlace) and not imitates:
+        yield "an advantage", f"replay.composition = {rules.composition!r}"
 
 
 def _trajectories(reader: LedgerReader, kept: Int64[np.ndarray, " trajectories"], rules: Place) -> pa.Table:

@@ -15,7 +15,7 @@ from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.files import write_json, write_text
 from exgrpo_cli.base.reporter import Reporter
 from exgrpo_cli.base.types import Question
-from exgrpo_cli.config.settings import Config, flat, to_toml
+from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.engines.policy.adamw import torch_policy
 from exgrpo_cli.engines.protocols import Generator, Policy
 from exgrpo_cli.engines.ranked_generator import RankedGenerator
@@ -27,9 +27,8 @@ from exgrpo_cli.models.load import Backbone, load_folder, load_tokenizer, locate
 from exgrpo_cli.questions.prompts import Template, answer_format, check_prompt_lengths, choose_template, encode
 from exgrpo_cli.questions.stream import QuestionStream
 from exgrpo_cli.ranks import Ranks
-from exgrpo_cli.replay.by_unit import UnitPlace
 from exgrpo_cli.replay.store import Store
-from exgrpo_cli.replay.warm_start import WarmStartReport
+from exgrpo_cli.replay.warm_start import warm_start
 from exgrpo_cli.runs.folder import CHECKSUMS_FILE, RunFolder, note_checksums, require_model
 from exgrpo_cli.training.checkpoint import ResumePoint, find_resume_point, load_checkpoint, set_aside
 from exgrpo_cli.training.checkpoint import folder_name as checkpoint_name
@@ -72,7 +71,7 @@ def setup_run(
     if ranks.is_main:
         store = open_store(parts, folder, questions, point.step or 0)
         parts = replace(parts, store=stack.enter_context(store))
-    warm_start(config, parts, reporter, is_new=is_new)
+    take_experience(config, parts, reporter, is_new=is_new)
     # At the start, and after the last step, a run asks the held-out questions whatever was asked before.
     validates = point.step is None or state.finished.is_final or state.step >= config.run.last_step
     ranks.from_main(lambda: begin_writing(config, folder, point, validates_again=validates))
@@ -98,44 +97,12 @@ def begin_writing(config: Config, folder: RunFolder, point: ResumePoint, *, vali
     note_checksums(folder.path)
 
 
-def warm_start(config: Config, parts: Parts, reporter: Reporter, *, is_new: bool) -> None:
+def take_experience(config: Config, parts: Parts, reporter: Reporter, *, is_new: bool) -> None:
     """Fill the buffer from another run's ledger, where the settings name one."""
     if not (config.replay.warm_start and config.replay.keeps_buffer and is_new):
         return
-    report = parts.ranks.from_main(
-        lambda: parts.main_store.warm_start(
-            Path(config.replay.warm_start) / "replay", config.rollout.max_response_tokens
-        )
-    )
-    require_noted(config, report)
-    reporter.note(
-        f"experience from {config.replay.warm_start}: {report.num_trajectories} trajectories of "
-        f"{report.num_questions} questions, {report.num_retired} retired; left out: "
-        f"{', '.join(f'{num} {what}' for what, num in report.left_out.items() if num) or 'none'}"
-    )
-
-
-def require_noted(config: Config, report: WarmStartReport) -> None:
-    """Raise InputError where the settings need log-probs or advantages of birth that trajectories came without."""
-    replay, objective = config.replay, config.objective
-    imitates = objective.surrogate == "likelihood"
-    priority = getattr(replay, "priority", "")
-    lacking = {"log-probs": report.num_without_logprobs, "an advantage": report.num_without_advantage}
-    for what, name, reads in (
-        ("log-probs", "replay.max_drift", getattr(replay, "max_drift", 0) > 0),
-        ("log-probs", "replay.ess_bound", getattr(replay, "ess_bound", 0) > 0),
-        ("log-probs", "replay.priority", priority == "headroom"),
-        ("log-probs", "objective.importance", objective.importance == "behaviour" and not imitates),
-        ("an advantage", "replay.priority", priority in ("advantage", "signal", "headroom")),
-        ("an advantage", "replay.composition", isinstance(replay, UnitPlace) and not imitates),
-    ):
-        if reads and lacking[what]:
-            raise InputError(
-                f"{replay.warm_start}: {lacking[what]} of its {report.num_trajectories} trajectories came without "
-                f"{what}, which {name} = {flat(config)[name]!r} reads: use objective.replay_surrogate = "
-                "'likelihood' without a priority or bound that reads them, objective.importance = 'old' or another "
-                "composition, or take another pool."
-            )
+    source, most = Path(config.replay.warm_start) / "replay", config.rollout.max_response_tokens
+    reporter.note(parts.ranks.from_main(lambda: warm_start(parts.main_store, source, config.objective, most)))
 
 
 def take_device(requested: str, local_rank: int) -> torch.device:

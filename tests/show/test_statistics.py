@@ -12,10 +12,12 @@ import store_calls
 from scipy import stats
 
 from exgrpo_cli.base.errors import DamageWarning, InputError
+from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.by_question import Bucket, draw_by_weights
 from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.replay.store import FreshRow, Store, Visit
+from exgrpo_cli.replay.warm_start import warm_start
 from exgrpo_cli.runs.folder import read_metrics
 from exgrpo_cli.show.asked import question_history
 from exgrpo_cli.show.draw_test import draw_test
@@ -232,7 +234,7 @@ def test_after_a_warm_start_nobody_can_tell_the_tried_from_the_unseen(small_run:
     write_questions(run, IDS)
     write_config(run, SyntheticRun(steps=1, questions_per_step=2, group_size=4))
     with Store(run / "replay", identity=IDENTITY, rules=Replace(), question_ids=IDS) as buffer:
-        buffer.warm_start(small_run / "replay", 99)
+        warm_start(buffer, small_run / "replay", ObjectiveSettings(), 99)
         visit(buffer, "aab2", 1, 0)
         buffer.flush(1)
     (run / "metrics.jsonl").write_text('{"step": 1, "phase": "mixed", "batch/questions": 2}\n')
