@@ -276,11 +276,6 @@ def test_a_regime_is_weaker_than_the_method_and_whatever_is_said_besides(tmp_pat
     assert build_config(config_file=file, assignments=["replay.start_threshold=0.2"]).replay.start_threshold == 0.2
 
 
-def test_a_missing_configuration_file_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"cannot read the configuration .*none\.toml: No such file"):
-        build_config(config_file=tmp_path / "none.toml")
-
-
 @pytest.mark.parametrize("name", preset_names("backbones"))
 def test_a_backbones_template_and_held_out_questions_exist(name):
     from exgrpo_cli.questions.prompts import TEMPLATES

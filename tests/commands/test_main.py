@@ -100,19 +100,6 @@ def test_a_shell_completes_commands_options_and_values(line, offered, monkeypatc
     assert (told.out.split(), told.err) == (offered, "")
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_completion_of_a_shell_is_installed(shell, tmp_path):
-    """As a user does it, in a home folder of its own; where no shell can be told from the parent, it is named."""
-    import os
-
-    home = {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "PATH": os.environ["PATH"]}
-    command = [sys.executable, "-m", "exgrpo_cli", "--install-completion", shell]
-    done = subprocess.run(command, env=home, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    scripts = [path for path in tmp_path.rglob("*exgrpo*") if path.is_file()]
-    assert any("_EXGRPO_COMPLETE" in path.read_text() for path in scripts)
-
-
 def test_without_arguments_the_help_is_shown(capsys):
     assert run([]) == 2
     out, err = capsys.readouterr()

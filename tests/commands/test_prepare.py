@@ -92,12 +92,6 @@ def test_questions_of_a_benchmark_are_left_out_whatever_its_layout(folder, capsy
     assert "reading rows: 4/4" in said.err
 
 
-def test_a_benchmark_may_be_a_prepared_file(folder, capsys):
-    assert run(["prepare", *questions(folder, 2), "--output", "evaluation.parquet", "--quiet"]) == 0
-    assert run(["prepare", *questions(folder, 1, 2, 3), "--decontaminate", "evaluation.parquet", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["counts"]["dropped"] == {"contaminated by evaluation": 1}
-
-
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -141,13 +135,10 @@ def test_a_dry_run_writes_nothing(folder, capsys):
     ("arguments", "message"),
     [
         (["nowhere.jsonl"], "nowhere.jsonl does not exist: a source is"),
-        (["nowhere", "--dry-run"], "nowhere does not exist: a source is"),
         (["set.jsonl"], "no known layout: its columns are ['q', 'gold']"),
         (["--show", "2"], "--show counts tokens: name the tokenizer with --backbone"),
-        (["--max-prompt-tokens", "9"], "--max-prompt-tokens counts tokens"),
         (["--output", "set.jsonl"], "--output set.jsonl exists and was not made by `exgrpo prepare`"),
         (["--overlap", "0"], "--overlap 0.0 is out of range"),
-        (["--ngram", "0"], "--ngram 0 is out of range"),
         (["--grader", "maths"], "maths"),
         (["--grader", "python:nowhere:f", "--dry-run"], "cannot import nowhere"),
         (["set.jsonl", "--output", "set.csv"], "--output set.csv would be a parquet file: name it set.parquet"),

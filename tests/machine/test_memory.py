@@ -218,25 +218,6 @@ def test_vllm_takes_its_fraction_of_the_card_or_what_is_left(name, gpus, card, f
     assert plan.sync_peak == plan.rollout_peak
 
 
-def test_a_small_run_of_a_135_million_model_is_planned_at_what_it_asks():
-    """4 questions x 8 rollouts of 96 tokens: planned at 47 GiB before, for 512 rows and 16,384 tokens a micro-batch."""
-    shape = Shape(
-        num_parameters=134_515_008, num_layers=30, hidden_size=576, ffn_size=1536, query_size=576, kv_size=192,
-        vocab_size=49152,
-    )  # fmt: skip
-    small = ['data.heldout=""', "rollout.questions_per_step=4", "data.max_prompt_tokens=1024"]
-    config = build_config(assignments=small)
-    plan = memory_plan(shape, config, gpus=1, on_gpu=False, longest_prompt=24)
-    assert plan.rollout_engine == 32 * (120 * 2 * 30 * 192 * 4 + 4 * 49152 * 4)
-    # Two mini-batches of 16 rows of 120 tokens.
-    layer = (4 * 576 + 4 * 1536 + 3 * 576 + 2 * 192) * 4 + 2 * 4 * 576
-    assert plan.activations == (30 * layer + 576 * (4 + 4 + 4)) * 16 * 120
-    assert plan.peak < 6 * 2**30
-    # 600 held-out questions with 4 samples each fill all 512 rows.
-    validated = memory_plan(shape, build_config(assignments=small[1:]), gpus=1, on_gpu=False, longest_prompt=24)
-    assert validated.rollout_engine == 16 * plan.rollout_engine
-
-
 def test_vllm_on_a_cpu_keeps_its_memory_during_the_update():
     plan = memory_plan(SMALL, build_config(assignments=["rollout.engine=vllm"]), gpus=1, on_gpu=False)
     assert (plan.gpu_memory_fraction, plan.engine_asleep) == (0, plan.rollout_engine)
