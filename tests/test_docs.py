@@ -108,12 +108,6 @@ def test_the_worked_example_draws_and_chooses(my_replay: Path, tmp_path: Path, s
         assert mine[group["chosen"]].item() == mine.min()
 
 
-def test_the_commands_of_the_document_name_what_the_example_defines(my_replay: Path) -> None:
-    commands = "\n".join(blocks("custom-replay.md", "sh"))
-    defined = set(re.findall(r"^def (\w+)", my_replay.read_text(), flags=re.MULTILINE))
-    assert set(re.findall(r"python:my_replay:(\w+)", commands)) <= defined
-
-
 def test_the_page_on_architecture_names_files_that_are_there():
     text = (DOCS / "architecture.md").read_text()
     named = set(re.findall(r"`((?:exgrpo_cli|commands|presets|tests|docs|benchmarks|\.ci)/[\w/.-]*)`", text))

@@ -217,16 +217,13 @@ def test_a_model_of_ones_own_is_named_after_its_last_path_part(tmp_path, monkeyp
             "",
             "backbone 'qwen-math-1.5' is neither a preset, nor a folder, nor a GGUF file, nor a hub id",
         ),
-        ({"backbone": "/nowhere/model"}, "", "'/nowhere/model' is neither a preset, nor a folder"),
         ({"method": "grpo"}, '[run]\nmethod = "exgrpo"', "--method grpo contradicts 'exgrpo' in"),
-        ({"regime": "spars"}, "", "unknown regime preset 'spars'. Did you mean 'sparse'?"),
         ({"regime": "sparse"}, '[run]\nregime = "strong"', "--regime sparse contradicts 'strong' in"),
         (
             {"regime": "sparse", "backbone": "qwen-math-7b"},
             "",
             "--regime sparse is a start of the tiny backbone, not of qwen-math-7b",
         ),
-        ({"assignments": ["run.regime=sparse"]}, "", "--set run.regime would change the name but not the preset"),
         ({"backbone": "tiny"}, '[backbone]\nname = "luffy-7b"', "--backbone tiny contradicts 'luffy-7b' in"),
         ({}, '[backbone]\nname = "tyni"', "'tyni' is no preset and backbone.source is missing. Did you mean 'tiny'?"),
         ({}, "[run]\nmethod = 3", "run.method = 3 must be text, not int."),
@@ -234,13 +231,11 @@ def test_a_model_of_ones_own_is_named_after_its_last_path_part(tmp_path, monkeyp
         ({}, "[replay]\nrato = 1", "unknown key replay.rato. Did you mean 'replay.ratio'?"),
         ({"assignments": ["run.method=grpo"]}, "", "--set run.method would change the name but not the preset"),
         ({"assignments": ["optim.learning_rate=nan"]}, "", "optim.learning_rate = nan is out of range"),
-        ({"options": {"run": {"steps": 0}}}, "", "run.steps = 0 is out of range"),
         (
             {"assignments": ["arithmetic.levels=[2, 3, 2]"]},
             "",
             "arithmetic.levels = (2, 3, 2) is out of range: use levels",
         ),
-        ({"assignments": ["arithmetic.levels=[]"]}, "", "arithmetic.levels = () is out of range"),
     ],
 )
 def test_what_is_refused_is_named(tmp_path, arguments, text, message):

@@ -180,9 +180,8 @@ class Plan:
         return {"rollouts": rollouts, "generated": generated, "trained": trained}
 
     def _memory_lines(self, plan: MemoryPlan) -> list[str]:
-        share, asked = plan.gpu_memory_fraction, self.config.rollout.gpu_memory_fraction
-        lowered = "" if share == asked else f", {asked:g} asked for"
-        of_gpu = f": {share:.2f} of the GPU (rollout.gpu_memory_fraction{lowered})" if share else ""
+        share = plan.gpu_memory_fraction
+        of_gpu = f": {share:.2f} of the GPU (rollout.gpu_memory_fraction)" if share else ""
         parts = {name: getattr(plan, name) for name in ("weights", "gradients", "optimizer", "activations", "logits")}
         parts |= {
             f"rollout engine while awake{of_gpu}": plan.rollout_engine,

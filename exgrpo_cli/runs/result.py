@@ -166,9 +166,7 @@ def find_results(folder: Path) -> Iterator[RunResult]:
     """
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder of results: name one that holds {RESULT_FILE} files.")
-    for path in sorted(folder.rglob(f"*{RESULT_FILE}")):
-        if path.name == RESULT_FILE or path.name.endswith(SUFFIX):
-            yield read_result(path)
+    yield from map(read_result, sorted(folder.rglob(f"*{RESULT_FILE}")))
 
 
 def config_hash(config: Config) -> str:

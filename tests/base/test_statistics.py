@@ -88,16 +88,6 @@ def test_bootstrap_interval_equals_the_enumerated_one():
     assert (low, high) == (means[0], means[-1])
 
 
-def test_bootstrap_agrees_with_resampling_questions_one_by_one():
-    counts = rng(1).binomial(8, rng(2).beta(1, 2, size=40))
-    values = counts / 8
-    slow = np.array([rng(i).choice(values, 40).mean() for i in range(4_000)])
-    tail = stats.norm.cdf(-math.sqrt(40 / 39) * stats.t.ppf(0.975, 39))
-    low, high = bootstrap_interval(values, rng())
-    # Quantiles of 4,000 means with standard deviation 0.05 have a standard error of about 0.002.
-    assert (low, high) == pytest.approx(tuple(np.quantile(slow, [tail, 1 - tail])), abs=0.008)
-
-
 def test_mean_of_scores_by_hand():
     # Below: sqrt(0.1^2 + 0.2^2) / 2 = 0.111803; above: sqrt(0.3^2 + 0.4^2) / 2 = 0.25.
     value, low, high = mean_of_scores([(0.2, 0.1, 0.5), (0.6, 0.4, 1.0)])

@@ -92,21 +92,6 @@ def test_questions_of_a_benchmark_are_left_out_whatever_its_layout(folder, capsy
     assert "reading rows: 4/4" in said.err
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("set.csv", 'question,answer\n"What is\n1 + 0?",1\n\nWhat is 2 + 0?,2\n'),
-        ("set.json", '[{"question": "What is 1 + 0?", "answer": "1"}, {"question": "What is 2 + 0?", "answer": "2"}]'),
-        ("set.jsonl", '{"question": "What is 1 + 0?", "answer": "1"}\n\n{"question": "And 2?", "answer": "2"}\n'),
-    ],
-)
-def test_every_format_shows_how_far_its_rows_are_read(folder, capsys, name, text):
-    (folder / name).write_text(text)
-    assert run(["prepare", name]) == 0
-    said = capsys.readouterr().err.splitlines()
-    assert [line for line in said if line.startswith("reading rows")] == ["reading rows: 0/2", "reading rows: 2/2"]
-
-
 def test_ctrl_c_says_how_to_go_on(folder):
     rows = [json.dumps({"question": f"Power {n}?", "answer": f"x^{{{n}}}+1"}) for n in range(3000)]
     (folder / "set.jsonl").write_text("\n".join(rows))

@@ -27,15 +27,10 @@ def test_a_backbone_resolved_is_a_configuration_file(tmp_path, capsys):
     assert build_config(config_file=file) == build_config(backbone="qwen-math-1.5b")
 
 
-def test_json_carries_what_is_known_about_a_backbone(capsys):
+def test_json_carries_what_is_known_about_a_preset_and_its_settings(capsys):
     assert run(["presets", "llama-8b", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert (shown["kind"], shown["name"], shown["about"]["gated"]) == ("backbones", "llama-8b", True)
-    assert shown["settings"]["replay"]["start_threshold"] == 0.0
-
-
-def test_a_benchmark_is_shown_with_its_own_settings(capsys):
+    backbone = json.loads(capsys.readouterr().out)
+    assert (backbone["kind"], backbone["name"], backbone["about"]["gated"]) == ("backbones", "llama-8b", True)
+    assert backbone["settings"]["replay"]["start_threshold"] == 0.0
     assert run(["presets", "aime24", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["kind"] == "benchmarks"
-    assert shown["settings"]["protocol"]["samples"] == 32
+    assert json.loads(capsys.readouterr().out)["settings"]["protocol"]["samples"] == 32

@@ -168,19 +168,6 @@ def test_engines_and_zero_stages_hold_what_they_say(settings, weights, gradients
     assert plan.optimizer_on_host == on_host
 
 
-def test_optimizer_state_that_rests_makes_room_for_an_engine():
-    """1.5 billion parameters on one card of 40 GB: 18.5 GB of masters and moments leave the card to rollouts."""
-    settings = ["optim.engine=torch", "rollout.gpu_memory_fraction=0.8"]
-    shape, moves = shape_of(preset_config("qwen-math-1.5b")), "optim.offload_during_rollouts=true"
-    plans = [
-        memory_plan(shape, build_config(backbone="qwen-math-1.5b", assignments=chosen), gpus=1, gpu_bytes=40 * GIGA)
-        for chosen in (settings, [*settings, moves])
-    ]
-    assert [plan.gpu_memory_fraction for plan in plans] == [0.4, 0.8]
-    assert [plan.asleep_peak - plan.weights - plan.context for plan in plans] == [12 * shape.num_parameters, 0]
-    assert plans[1].peak <= 40 * GIGA
-
-
 def test_checkpointing_keeps_inputs_and_makes_one_layer_again():
     settings = ["backbone.gradient_checkpointing=true", "data.max_prompt_tokens=10", "rollout.max_response_tokens=22"]
     config = build_config(assignments=[*settings, "backbone.dtype=bfloat16", "optim.microbatch_tokens=16"])
