@@ -24,7 +24,7 @@ from exgrpo_cli.questions.choices import find_choices
 from exgrpo_cli.questions.files import iter_rows
 from exgrpo_cli.questions.layouts import NamedFields, UnusableRow, recognise
 from exgrpo_cli.questions.made.sums import make_arithmetic
-from exgrpo_cli.questions.question_file import content_hash, question_id
+from exgrpo_cli.questions.question_file import question_id
 from exgrpo_cli.questions.sources import Source, open_source
 
 
@@ -163,7 +163,7 @@ def _members(preset: Mapping[str, Any]) -> list[str]:
 class BenchmarkQuestions:
     """Distinct questions in their order, and how they came about."""
 
-    asked: tuple[QuestionRecord, ...]
+    records: tuple[QuestionRecord, ...]
     """With the options of multiple-choice questions in the order in which they are asked."""
     origin: str
     """Data set id with its commit, path of a file, or `arithmetic`."""
@@ -173,12 +173,7 @@ class BenchmarkQuestions:
     @property
     def questions(self) -> tuple[Question, ...]:
         """The questions alone."""
-        return tuple(record.question for record in self.asked)
-
-    @property
-    def content_hash(self) -> str:
-        """Hash of what is asked."""
-        return content_hash(self.questions)
+        return tuple(record.question for record in self.records)
 
 
 def benchmark_questions(
@@ -191,7 +186,7 @@ def benchmark_questions(
     """
     if data is None and benchmark.source.dataset == "arithmetic":
         made = make_arithmetic(ArithmeticSettings()).heldout
-        return BenchmarkQuestions(asked=tuple(QuestionRecord(question=each) for each in made), origin="arithmetic")
+        return BenchmarkQuestions(records=tuple(QuestionRecord(question=each) for each in made), origin="arithmetic")
     try:
         source = open_source(benchmark.source.text if data is None else str(data), progress)
     except (InputError, RunError) as error:
@@ -204,10 +199,10 @@ def benchmark_questions(
         # The user's own benchmark has no name to select by: every row of the file is its.
         rows = _select(data, rows, benchmark)
     distinct = list({question.id: question for question in rows}.values())
-    asked = [QuestionRecord(question=question) for question in distinct]
+    records = [QuestionRecord(question=question) for question in distinct]
     if benchmark.protocol.grader == "choice":
-        asked = [shuffle_choices(question, benchmark.protocol.shuffle_seed) for question in distinct]
-    return BenchmarkQuestions(asked=tuple(asked), origin=origin, num_folded=len(rows) - len(distinct))
+        records = [shuffle_choices(question, benchmark.protocol.shuffle_seed) for question in distinct]
+    return BenchmarkQuestions(records=tuple(records), origin=origin, num_folded=len(rows) - len(distinct))
 
 
 def shuffle_choices(question: Question, seed: int) -> QuestionRecord:

@@ -324,4 +324,4 @@ def results_in(path: Path) -> list[ResultsFolder]:
 
 
 def _results_among(paths: Iterable[Path]) -> list[ResultsFolder]:
-    return [ResultsFolder.read(path) for path in sorted(paths) if (path / "protocol.json").is_file()]
+    return [ResultsFolder(path) for path in sorted(paths) if (path / "protocol.json").is_file()]

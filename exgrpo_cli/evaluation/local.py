@@ -70,10 +70,10 @@ class LocalModel:
         # A run's own number of threads adds up in the order of its validation.
         torch.set_num_threads(choice.config.run.threads if choice.run is not None else threads)
         self._choice, self._max_rows = choice, choice.config.rollout.max_rows
-        own = choice.config.backbone.dtype
-        if choice.run is None or own == "auto":
-            own = "bfloat16" if self._device.type == "cuda" else "float32"
-        self._backbone = replace(choice.config.backbone, dtype=own)
+        dtype = choice.config.backbone.dtype
+        if choice.run is None or dtype == "auto":
+            dtype = "bfloat16" if self._device.type == "cuda" else "float32"
+        self._backbone = replace(choice.config.backbone, dtype=dtype)
         self._folder = locate(choice.config.backbone, choice.config.tiny)
         require_model(self._folder)
         self._tokenizer = load_tokenizer(choice.config.backbone, choice.config.tiny)
@@ -82,7 +82,7 @@ class LocalModel:
         self._opened: tuple[Generator, Decode] | None = None
 
     def prepare(
-        self, name: str, protocol: Protocol, asked: tuple[QuestionRecord, ...], *, fits_window: bool
+        self, name: str, protocol: Protocol, records: tuple[QuestionRecord, ...], *, fits_window: bool
     ) -> Prepared:
         """The questions of benchmark `name` as this model is asked them.
 
@@ -90,14 +90,14 @@ class LocalModel:
         """
         wanted = self._choice.config.data.template if protocol.template == "auto" else protocol.template
         template = choose_template(wanted, self._tokenizer, requires_box=protocol.requires_box)
-        prompt_ids = {record.question.id: encode(template, record.question, self._tokenizer) for record in asked}
+        prompt_ids = {record.question.id: encode(template, record.question, self._tokenizer) for record in records}
         longest = max(prompt_ids, key=lambda question_id: len(prompt_ids[question_id]))
         length = len(prompt_ids[longest])
         room = self._room(name, longest, length, protocol.max_tokens, fits_window=fits_window)
         self._max_tokens = max(self._max_tokens, length + room)
         return Prepared(
-            asked=tuple(
-                replace(record, prompt_text=render(template, record.question, self._tokenizer)) for record in asked
+            records=tuple(
+                replace(record, prompt_text=render(template, record.question, self._tokenizer)) for record in records
             ),
             template=template.name,
             answer_format=answer_format(template, require_eos=protocol.require_eos),
@@ -142,15 +142,14 @@ class LocalModel:
         )
 
     def _open(self) -> tuple[Generator, Decode]:
-        if self._opened is None:
-            self._opened = self._open_hf() if self._engine == "hf" else self._open_vllm()
-        return self._opened
-
-    def _open_hf(self) -> tuple[Generator, Decode]:
         from exgrpo_cli.engines.hf.generator import HFGenerator
 
-        loaded = load_folder(self._folder, self._device, self._backbone)
-        return HFGenerator(loaded.model, max_rows=self._max_rows, eos_ids=loaded.eos_ids), loaded.decode
+        if self._opened is None and self._engine == "hf":
+            loaded = load_folder(self._folder, self._device, self._backbone)
+            generator = HFGenerator(loaded.model, max_rows=self._max_rows, eos_ids=loaded.eos_ids)
+            self._opened = generator, loaded.decode
+        self._opened = self._opened or self._open_vllm()
+        return self._opened
 
     def _open_vllm(self) -> tuple[Generator, Decode]:
         from exgrpo_cli.engines.vllm.generator import VLLMGenerator
@@ -196,16 +195,16 @@ def sample(
     choice = choose_model(model)
     limit = max_tokens or (choice.config.rollout.max_response_tokens if choice.run is not None else 512)
     prompt = (Message(role="user", content=question),)
-    asked = QuestionRecord(question=Question(id="question", prompt=prompt, answer="", source="command line"))
+    record = QuestionRecord(question=Question(id="question", prompt=prompt, answer="", source="command line"))
     responses: dict[int, Response] = {}
     local = LocalModel(choice, engine=engine, device=device, threads=threads)
     try:
         protocol = Protocol(temperature=temperature, max_tokens=limit)
-        prepared = local.prepare("question", protocol, (asked,), fits_window=True)
+        prepared = local.prepare("question", protocol, (record,), fits_window=True)
         params = SamplingParams(temperature=temperature, top_p=1.0, max_new_tokens=prepared.max_tokens)
         requests = [("question", sample_seeds(seed, "question", samples))]
         prepared.open()(requests, params, lambda _, member, response: responses.update({member: response}))
     finally:
         local.close()
     ordered = [asdict(responses[member]) for member in sorted(responses)]
-    return {"model": choice.name, "prompt": prepared.asked[0].prompt_text, "responses": ordered}
+    return {"model": choice.name, "prompt": prepared.records[0].prompt_text, "responses": ordered}

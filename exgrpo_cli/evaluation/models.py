@@ -24,11 +24,6 @@ class ModelChoice:
     run: Path | None = None
     """The run folder it came from."""
 
-    @property
-    def file_name(self) -> str:
-        """The name as part of a folder's name."""
-        return re.sub(r"[^A-Za-z0-9._@+-]+", "--", self.name).strip("-.")
-
 
 def choose_model(text: str | None, runs: Path = RUNS) -> ModelChoice:
     """The model that `--model` names; without one, the newest finished run under `runs`.

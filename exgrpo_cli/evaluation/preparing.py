@@ -162,8 +162,8 @@ def _benchmarks(decontaminate: str | None, reporter: Reporter) -> dict[str, list
             raise InputError(f"--decontaminate {name} does not exist: name a benchmark, a question file or a folder.")
         for benchmark in load_benchmarks((name,)):
             reporter.note(f"reading benchmark {benchmark.name}")
-            asked = benchmark_questions(benchmark).questions
-            texts[benchmark.name] = [question_text(question) for question in asked]
+            questions = benchmark_questions(benchmark).questions
+            texts[benchmark.name] = [question_text(question) for question in questions]
     return texts
 
 

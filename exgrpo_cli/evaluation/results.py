@@ -58,7 +58,7 @@ _FAILURES = {
 
 
 class ResultsFolder:
-    """Open for one process at a time; a context manager."""
+    """Open for one process at a time, a context manager; made by its path alone it is only read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -68,7 +68,7 @@ class ResultsFolder:
         self._lock = FileLock(path / ".lock")
 
     @classmethod
-    def create(cls, path: Path, stamp: Stamp, asked: Sequence[QuestionRecord]) -> "ResultsFolder":
+    def create(cls, path: Path, stamp: Stamp, records: Sequence[QuestionRecord]) -> "ResultsFolder":
         """A folder for this protocol: a new one, or one that an interrupted evaluation of the same protocol left.
 
         Raises InputError where the folder holds something else, another protocol, or cannot be written.
@@ -83,9 +83,9 @@ class ResultsFolder:
         folder._acquire()
         try:
             if folder._protocol.is_file():
-                folder._check(stamp, asked)
+                folder._check(stamp, records)
             else:
-                rows = ({key: value for key, value in asdict(each).items() if key != "samples"} for each in asked)
+                rows = ({key: value for key, value in asdict(each).items() if key != "samples"} for each in records)
                 write_json_lines(folder._questions, rows)
                 write_json(folder._protocol, stamp)
         except BaseException:
@@ -96,16 +96,10 @@ class ResultsFolder:
     @classmethod
     def open(cls, path: Path) -> "ResultsFolder":
         """A folder that is there already; raises InputError otherwise."""
-        folder = cls.read(path)
-        folder._acquire()
-        return folder
-
-    @classmethod
-    def read(cls, path: Path) -> "ResultsFolder":
-        """A folder that is only read: not locked, nothing in it repaired. Raises InputError where there is none."""
         folder = cls(path)
         if not folder._protocol.is_file():
             raise InputError(f"{path} is no results folder: it has no protocol.json. Run `exgrpo evaluate` first.")
+        folder._acquire()
         return folder
 
     def _acquire(self) -> None:
@@ -114,14 +108,14 @@ class ResultsFolder:
         except Timeout:
             raise InputError(f"{self.path} is in use by another evaluation: wait for it to end.") from None
 
-    def _check(self, stamp: Stamp, asked: Sequence[QuestionRecord]) -> None:
+    def _check(self, stamp: Stamp, records: Sequence[QuestionRecord]) -> None:
         unlike = differences(self.stamp, stamp, may_differ=MAY_DIFFER_ON_RESUME)
         if unlike:
             raise InputError(
                 f"{self.path} holds results of another protocol: {'; '.join(unlike)}. Choose another --output, or "
                 "remove the folder."
             )
-        if [record.question.id for record in self.asked()] != [record.question.id for record in asked]:
+        if [record.question.id for record in self.questions()] != [record.question.id for record in records]:
             raise InputError(f"{self.path}/questions.jsonl lists other questions than {self._protocol.name} says.")
 
     @property
@@ -135,7 +129,7 @@ class ResultsFolder:
         """Name of the benchmark."""
         return str(self.stamp["benchmark"]["name"])
 
-    def asked(self) -> list[QuestionRecord]:
+    def questions(self) -> list[QuestionRecord]:
         """The questions in their order, without samples."""
         return [msgspec.convert(row, QuestionRecord) for row in read_json_lines(self._questions)]
 
@@ -146,20 +140,20 @@ class ResultsFolder:
         """
         if self._lock.is_locked and self._records.exists():
             drop_torn_line(self._records)
-        asked = {record.question.id: record for record in self.asked()}
+        questions = {record.question.id: record for record in self.questions()}
         records: dict[str, QuestionRecord] = {}
         rows = read_json_lines(self._records) if self._records.exists() else ()
         for number, row in enumerate(rows, start=1):
             try:
                 samples = msgspec.convert(row["samples"], tuple[Sample, ...])
-                records[row["question_id"]] = replace(asked[row["question_id"]], samples=samples)
+                records[row["question_id"]] = replace(questions[row["question_id"]], samples=samples)
             except (KeyError, msgspec.ValidationError) as error:
                 raise InputError(f"{self._records}: line {number} is no record ({error!r}): remove it.") from error
         return records
 
     def evaluation(self) -> Evaluation:
         """All questions in the order they were asked; raises InputError while some are unfinished."""
-        ids, records = [record.question.id for record in self.asked()], self.records()
+        ids, records = [record.question.id for record in self.questions()], self.records()
         if len(records) < len(ids):
             raise InputError(f"{self.path} holds {len(records)} of {len(ids)} questions: finish the evaluation first.")
         return Evaluation(records=tuple(records[question_id] for question_id in ids))
@@ -294,9 +288,9 @@ def write_samples(path: Path, evaluation: Evaluation, by_second: Mapping[str, Se
     for record in evaluation.records:
         of_question = {"question_id": record.question.id, "prompt": record.prompt_text, "gold": record.question.answer}
         for sample in record.samples:
-            own = {name: getattr(sample, name) for name in ("member", "seed", "text", "logprob")}
+            plain = {name: getattr(sample, name) for name in ("member", "seed", "text", "logprob")}
             ended = {"stop_reason": sample.stop_reason.value, "tokens": sample.num_tokens}
-            rows.append(of_question | own | ended | {"verdict": sample.verdict.value, "level": record.question.level})
+            rows.append(of_question | plain | ended | {"verdict": sample.verdict.value, "level": record.question.level})
     columns = {name: pa.array([row[name] for row in rows], numbers.get(name, pa.string())) for name in rows[0]}
     for name, verdicts in by_second.items():
         columns[f"verdict_{name}"] = pa.array([verdict.value for verdict in verdicts], pa.string())

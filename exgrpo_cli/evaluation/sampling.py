@@ -67,11 +67,6 @@ class QuestionRecord:
         """Samples that are correct."""
         return sum(sample.verdict is Verdict.CORRECT for sample in self.samples)
 
-    @property
-    def pass_rate(self) -> float:
-        """Share of the samples that are correct, 0 to 1."""
-        return self.num_correct / len(self.samples)
-
     def grading_item(self, text: str, stop_reason: StopReason, answer_format: AnswerFormat) -> GradingItem:
         """A response to this question, to be graded."""
         return GradingItem(
@@ -185,7 +180,7 @@ each over as it ends, in any order."""
 class Prepared:
     """A benchmark's questions with the prompts of one model, ready to be sampled."""
 
-    asked: tuple[QuestionRecord, ...]
+    records: tuple[QuestionRecord, ...]
     """With the prompts that the model sees."""
     template: str
     answer_format: AnswerFormat
@@ -219,7 +214,7 @@ def sample_and_grade(
 
     `on_record` gets each question's finished record once, in the order in which questions finish.
     """
-    requests = [(asked.question.id, sample_seeds(seed, asked.question.id, samples)) for asked in questions]
+    requests = [(record.question.id, sample_seeds(seed, record.question.id, samples)) for record in questions]
     graded: list[dict[int, tuple[Response, Future[Verdict]]]] = [{} for _ in questions]
     sampled: list[int] = []
     finished: dict[int, QuestionRecord] = {}
@@ -238,11 +233,13 @@ def sample_and_grade(
         for index in ready:
             # Out of the list first: `on_record` may raise, and this is then called again for what is left.
             sampled.remove(index)
-            own, graded[index] = graded[index], {}
+            responses, graded[index] = graded[index], {}
             finished[index] = replace(
                 questions[index],
                 samples=tuple(
-                    Sample(member=member, seed=seed, verdict=own[member][1].result(), **asdict(own[member][0]))
+                    Sample(
+                        member=member, seed=seed, verdict=responses[member][1].result(), **asdict(responses[member][0])
+                    )
                     for member, seed in enumerate(requests[index][1])
                 ),
             )

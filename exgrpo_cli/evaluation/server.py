@@ -92,13 +92,13 @@ class Endpoint:
             raise InputError(f"{self.base} serves {', '.join(listed) or 'no model'}, not {self.model!r}: see --model.")
 
     def prepare(
-        self, name: str, protocol: Protocol, asked: tuple[QuestionRecord, ...], *, fits_window: bool
+        self, name: str, protocol: Protocol, records: tuple[QuestionRecord, ...], *, fits_window: bool
     ) -> Prepared:
         """See `LocalModel.prepare`; only the server knows its window: it refuses what exceeds it."""
         template, requires_box = "chat" if protocol.template == "auto" else protocol.template, protocol.requires_box
-        prompts = {record.question.id: endpoint_prompt(template, record.question) for record in asked}
+        prompts = {record.question.id: endpoint_prompt(template, record.question) for record in records}
         return Prepared(
-            asked=tuple(replace(record, prompt_text=_prompt_text(prompts[record.question.id])) for record in asked),
+            records=tuple(replace(record, prompt_text=_prompt_text(prompts[record.question.id])) for record in records),
             template=template,
             answer_format=AnswerFormat(
                 # Nobody here opens `<think>`: what the server answers is graded from a `</think>` on where it has one.

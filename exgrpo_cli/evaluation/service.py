@@ -4,6 +4,7 @@ One benchmark goes from its first sample to its last record through any number o
 """
 
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -29,6 +30,7 @@ from exgrpo_cli.evaluation.sampling import Prepared, QuestionRecord, open_pool, 
 from exgrpo_cli.evaluation.server import Endpoint, throttled
 from exgrpo_cli.questions.choices import options_of
 from exgrpo_cli.questions.files import stem_of
+from exgrpo_cli.questions.question_file import content_hash
 
 if TYPE_CHECKING:
     from exgrpo_cli.evaluation.local import LocalModel
@@ -79,8 +81,8 @@ class EvaluationPlan:
         request, benchmarks = self.request, {}
         for each in self.benchmarks:
             source = str(request.data) if request.data else each.source.dataset
-            own = {"source": source, "folder": str(self.folders[each.name])}
-            benchmarks[each.name] = own | asdict(each.protocol)
+            described = {"source": source, "folder": str(self.folders[each.name])}
+            benchmarks[each.name] = described | asdict(each.protocol)
         source = request.endpoint or (self.choice.config.backbone.source if self.choice else "")
         return {"model": {"name": self.model, "source": source}, "benchmarks": benchmarks}
 
@@ -124,10 +126,11 @@ def plan_evaluation(request: EvaluationRequest) -> EvaluationPlan:
             raise InputError("--endpoint needs --model: the name under which the server serves it.")
         if request.tensor_parallel > 1:
             raise InputError("--tensor-parallel needs a model loaded here: a server is started with its own.")
-        choice, name, file_name = None, request.model, request.model.replace("/", "--")
+        choice, name = None, request.model
     else:
         choice = choose_model(request.model)
-        name, file_name = choice.name, choice.file_name
+        name = choice.name
+    file_name = re.sub(r"[^A-Za-z0-9._@+-]+", "--", name).strip("-.")
     parent = request.output or RESULTS
     folders = {benchmark.name: parent / f"{benchmark.name}-{file_name}" for benchmark in benchmarks}
     summary = parent / f"{suite}-{file_name}"
@@ -184,8 +187,8 @@ def _prepare(request: EvaluationRequest, benchmark: Benchmark, asker: "Asker", n
         note(f"{name}: multiple choice, options shuffled")
         benchmark = _override(benchmark, {"grader": "choice"})
         questions = benchmark_questions(benchmark, request.data)
-    total, protocol = len(questions.asked), benchmark.protocol
-    unshuffled = sum(record.options is None for record in questions.asked)
+    total, protocol = len(questions.records), benchmark.protocol
+    unshuffled = sum(record.options is None for record in questions.records)
     if protocol.grader == "choice" and unshuffled:
         note(
             f"{name}: {unshuffled} of {total} questions have no options that can be told from their text, or a gold "
@@ -195,7 +198,7 @@ def _prepare(request: EvaluationRequest, benchmark: Benchmark, asker: "Asker", n
         note(f"{name}: {questions.num_folded} repeated rows folded into {total} questions")
     # Who names a limit wants that limit; a preset's is the most that the model's window allows.
     fits_window = "max_tokens" not in request.protocol
-    prepared = asker.prepare(name, protocol, questions.asked, fits_window=fits_window)
+    prepared = asker.prepare(name, protocol, questions.records, fits_window=fits_window)
     if prepared.max_tokens < protocol.max_tokens:
         note(
             f"{name}: at most {prepared.max_tokens} new tokens instead of {protocol.max_tokens}: the longest prompt "
@@ -206,7 +209,7 @@ def _prepare(request: EvaluationRequest, benchmark: Benchmark, asker: "Asker", n
             "name": name,
             "origin": questions.origin,
             "questions": total,
-            "content_hash": questions.content_hash,
+            "content_hash": content_hash(questions.questions),
             "folded_rows": questions.num_folded,
             "shuffle_seed": protocol.shuffle_seed,
         },
@@ -225,12 +228,12 @@ def _prepare(request: EvaluationRequest, benchmark: Benchmark, asker: "Asker", n
 
 def _run(plan: EvaluationPlan, session: Session, *, quiet: bool) -> dict[str, Any]:
     """Ask what the folder does not hold yet, each finished question on disk at once, and score it."""
-    (benchmark, prepared, stamp), asked = session, session.prepared.asked
-    name, protocol, total = benchmark.name, benchmark.protocol, len(asked)
-    folder = ResultsFolder.create(plan.folders[name], stamp, asked)
+    (benchmark, prepared, stamp), records = session, session.prepared.records
+    name, protocol, total = benchmark.name, benchmark.protocol, len(records)
+    folder = ResultsFolder.create(plan.folders[name], stamp, records)
     with folder, open_pool(protocol.grader) as pool:
         reporter, finished = make_reporter(quiet=quiet), folder.records()
-        left = [record for record in asked if record.question.id not in finished]
+        left = [record for record in records if record.question.id not in finished]
         done = total - len(left)
 
         def keep(record: QuestionRecord) -> None:

@@ -132,11 +132,11 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def arm(self, name: str) -> Arm:
         """An arm of the claim: a method preset by its own name, or what `[arms]` says of it."""
-        own, terms = self.own_arms.get(name, ArmTerms()), self.terms
+        special, terms = self.own_arms.get(name, ArmTerms()), self.terms
         return Arm(
             name=f"{terms.regime}: {name}" if terms.regime else name,
-            method=own.method or name,
-            assignments=(*terms.settings, *own.settings),
+            method=special.method or name,
+            assignments=(*terms.settings, *special.settings),
             regime=terms.regime or None,
         )
 
@@ -157,10 +157,10 @@ def read_claim(name: str) -> Claim:
     """A shipped claim, or that of a file. Raises InputError naming the claim and the key that is wrong."""
     if not name.endswith(".toml"):
         return claim_of(name, load_preset("claims", name))
-    own = Path(name).stem
-    if own in preset_names("claims"):
-        raise InputError(f"--claim {name}: a shipped claim is called {own} too: give the file another name.")
-    return claim_of(own, read_config(Path(name)))
+    stem = Path(name).stem
+    if stem in preset_names("claims"):
+        raise InputError(f"--claim {name}: a shipped claim is called {stem} too: give the file another name.")
+    return claim_of(stem, read_config(Path(name)))
 
 
 def claim_of(name: str, content: Mapping[str, Any]) -> Claim:
@@ -244,12 +244,12 @@ def outcome(claim: Claim, results: Mapping[str, Results]) -> Outcome:
     effects = tuple((contrast, contrast.effect(results)) for contrast in claim.contrasts)
     known = [effect for _, effect in effects if effect is not None]
     complete = known if len(known) == len(effects) else []
-    runs = [result for own in results.values() for result in own.values()]
+    runs = [result for by_seed in results.values() for result in by_seed.values()]
     return Outcome(
         claim=claim,
         verdict=verdict(complete, [each.threshold for each in claim.contrasts], needed=len(claim.seeds)),
         effects=effects,
-        seeds=min(len(own) for own in results.values()),
+        seeds=min(len(by_seed) for by_seed in results.values()),
         generated=sum(result.totals.generated for result in runs),
         seconds=sum(result.totals.seconds for result in runs),
     )

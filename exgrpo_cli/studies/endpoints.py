@@ -203,16 +203,16 @@ def memorised(result: RunResult) -> float | None:
     return gain - ((found.never_seen.after or 0.0) - (found.never_seen.before or 0.0))
 
 
-def at_equal(own: Results, control: Results, spent: str) -> dict[int, float]:
+def at_equal(treated: Results, control: Results, spent: str) -> dict[int, float]:
     """Held-out pass@1 by seed when a run had spent what the thriftier of the two of its seed spent in all.
 
     `spent` is "generated" or "trained" tokens. Between validations by a straight line; no seed whose runs do not tell.
     """
     found = {}
-    for seed in sorted(own.keys() & control.keys()):
-        tokens = [[getattr(point, spent) for point in run.curve] for run in (own[seed], control[seed])]
+    for seed in sorted(treated.keys() & control.keys()):
+        tokens = [[getattr(point, spent) for point in run.curve] for run in (treated[seed], control[seed])]
         if all(len(each) > 1 and None not in each for each in tokens):
-            rates = [point.pass_at_1 for point in own[seed].curve]
+            rates = [point.pass_at_1 for point in treated[seed].curve]
             found[seed] = float(np.interp(min(each[-1] for each in tokens), tokens[0], rates))
     return found
 
@@ -254,26 +254,26 @@ def values_of(endpoint: Endpoint, results: Results) -> dict[int, float]:
     return {seed: float(np.mean(value)) for seed, value in values.items() if value is not None and np.size(value)}
 
 
-def paired_effect(endpoint: Endpoint, own: Results, control: Results) -> Effect | None:
-    """Own less control over the seeds that both have; None where there is none.
+def paired_effect(endpoint: Endpoint, treated: Results, control: Results) -> Effect | None:
+    """Treated less control over the seeds that both have; None where there is none.
 
     Over seeds and questions where the endpoint is a mean over questions that all of these runs share, else over seeds.
     The bootstrap draws from a generator of its own, so that a comparison has one result.
     """
-    mine, other = values_of(endpoint, own), values_of(endpoint, control)
+    mine, other = values_of(endpoint, treated), values_of(endpoint, control)
     seeds = sorted(mine.keys() & other.keys())
     if not seeds:
         return None
     width = endpoint.bounds[1] - endpoint.bounds[0]
-    sizes = {(len(arm[seed].after), arm[seed].samples) for arm in (own, control) for seed in seeds}
-    if len(sizes) == 1 and np.ndim(endpoint.value(own[seeds[0]])) == 1:
-        matrix = np.stack([endpoint.value(own[seed]) - endpoint.value(control[seed]) for seed in seeds])
+    sizes = {(len(arm[seed].after), arm[seed].samples) for arm in (treated, control) for seed in seeds}
+    if len(sizes) == 1 and np.ndim(endpoint.value(treated[seeds[0]])) == 1:
+        matrix = np.stack([endpoint.value(treated[seed]) - endpoint.value(control[seed]) for seed in seeds])
         return effect_over_questions(matrix, np.random.default_rng(0), bounds=(-width, width))
     return effect_over_seeds(np.array([mine[seed] - other[seed] for seed in seeds]), bounds=(-width, width))
 
 
-def effect_from(endpoint: Endpoint, own: Results, reference: float) -> Effect | None:
+def effect_from(endpoint: Endpoint, treated: Results, reference: float) -> Effect | None:
     """The endpoint less a fixed value, over the seeds that tell it; None where none does."""
-    values = np.array(list(values_of(endpoint, own).values()))
+    values = np.array(list(values_of(endpoint, treated).values()))
     bounds = (endpoint.bounds[0] - reference, endpoint.bounds[1] - reference)
     return effect_over_seeds(values - reference, bounds=bounds) if len(values) else None

@@ -70,15 +70,15 @@ class Validation:
         return float(self.correct.mean()) / self.samples
 
 
-def read_validations(run: Path, asked: str = HELDOUT) -> tuple[Validation, ...]:
-    """Validations of a run on its held-out or, with `asked` "train", on its training questions, in order of steps.
+def read_validations(run: Path, kind: str = HELDOUT) -> tuple[Validation, ...]:
+    """Validations of a run on its held-out or, with `kind` "train", on its training questions, in order of steps.
 
     Of a step validated twice the last one counts. Raises InputError for a damaged file; a run without one has none.
     """
     path = RunFolder(run).validations
     lines = enumerate(read_json_lines(path) if path.is_file() else (), start=1)
     found = [_validation(line, f"{path}, line {number}") for number, line in lines]
-    by_step = {each.step: each for each in found if each.asked == asked}
+    by_step = {each.step: each for each in found if each.asked == kind}
     return tuple(by_step[step] for step in sorted(by_step))
 
 
@@ -195,11 +195,11 @@ def measure(run: Path, config: Config, summary: dict[str, Any], visited: Collect
 
 
 def memorising(
-    run: Path, visited: Collection[str], asked: Sequence[Validation], heldout: Sequence[Validation]
+    run: Path, visited: Collection[str], training: Sequence[Validation], heldout: Sequence[Validation]
 ) -> Memorising:
-    """Compare the questions of a run; `asked` are its validations on training questions, `visited` those rolled out."""
+    """Compare a run's questions: `training` are its validations on training questions, `visited` those rolled out."""
     replayed = replayed_questions(run)
-    ids = asked[0].ids if len(asked) > 1 else ()
+    ids = training[0].ids if len(training) > 1 else ()
     was_replayed = np.array([each in replayed for each in ids], dtype=bool)
     was_visited = np.array([each in visited for each in ids], dtype=bool)
     levels, there = (
@@ -210,8 +210,8 @@ def memorising(
     return Memorising(
         trained_questions=len(visited),
         replayed_questions=len(replayed),
-        replayed=pass_rates(asked, was_replayed),
-        rolled_out=pass_rates(asked, was_visited & ~was_replayed),
+        replayed=pass_rates(training, was_replayed),
+        rolled_out=pass_rates(training, was_visited & ~was_replayed),
         never_seen=pass_rates(heldout, same_level_weights(list(there.values())[: len(heldout[0].correct)], wanted)),
         heldout=pass_rates(heldout, np.ones(len(heldout[0].correct))),
     )
@@ -268,9 +268,9 @@ def valid_traces(run: Path) -> ValidTraces | None:
     texts = response_texts(run, record.config.backbone.source, ids)
     if not texts:
         return None
-    asked = [questions[record.question_ids[int(number)].as_py()] for number in of_question]
-    pairs = zip(asked, ids, strict=True)
-    valid = np.array([bool(valid_trace(question, texts[each])) for question, each in pairs], dtype=bool)
+    names = [record.question_ids[int(number)].as_py() for number in of_question]
+    pairs = zip(names, ids, strict=True)
+    valid = np.array([bool(valid_trace(questions[name], texts[each])) for name, each in pairs], dtype=bool)
     order, third = np.argsort(entropy, kind="stable"), max(1, len(rows) // 3)
     return ValidTraces(
         trajectories=len(rows),

@@ -186,20 +186,20 @@ def study_figures(study: Study, report: StudyReport) -> "dict[str, Figure]":
     """The figures by name; all of held-out questions, since arms do not share the questions that they train on."""
     results, several = study.results(), len({arm.regime for arm in study.arms}) > 1
     regimes = {arm.name: (arm.regime or "no regime") if several else "" for arm in study.arms}
-    own = {arm.name: arm.main.seeds for arm in report.arms}
+    by_seed = {arm.name: arm.main.seeds for arm in report.arms}
 
     def score(arm: ArmReport, found: Interval, seeds: Sequence[float]) -> ArmScore:
         name, regime = arm.name, regimes[arm.name]
         return ArmScore(name=name, regime=regime, mean=found.mean, low=found.low, high=found.high, seeds=seeds)
 
-    def by_seed(arm: ArmReport) -> list[float]:
-        other = own.get(arm.baseline, {})
-        return [value - other[seed] for seed, value in own[arm.name].items() if seed in other]
+    def differences_of(arm: ArmReport) -> list[float]:
+        other = by_seed.get(arm.baseline, {})
+        return [value - other[seed] for seed, value in by_seed[arm.name].items() if seed in other]
 
-    scores = [score(arm, arm.main, list(own[arm.name].values())) for arm in report.arms]
-    differences = [score(arm, effect, by_seed(arm)) for arm in report.arms if (effect := arm.main.difference)]
+    scores = [score(arm, arm.main, list(by_seed[arm.name].values())) for arm in report.arms]
+    differences = [score(arm, effect, differences_of(arm)) for arm in report.arms if (effect := arm.main.difference)]
     curves = [arm_curve(arm.name, results[arm.name], regimes[arm.name]) for arm in report.arms]
-    memorised = {name: [found for each in results[name].values() if (found := each.memorising)] for name in own}
+    memorised = {name: [found for each in results[name].values() if (found := each.memorising)] for name in by_seed}
     said: dict[str, Any] = {"baselines": report.baselines, "measure": TITLE}
     figures = {
         "ablation": arm_comparison(scores, **said),

@@ -166,7 +166,7 @@ def axis_arms(axis: str, text: str) -> list[Arm]:
         return [Arm(name=setting, assignments=(setting,)) for setting in settings]
     names = split_list(f"--{axis}", text)
     if axis == "methods":
-        return [Arm(name=method_name(method), method=method) for method in names]
+        return [Arm(name=Path(name).stem if name.endswith(".toml") else name, method=name) for name in names]
     if axis == "sampler":
         return [Arm(name=name, assignments=(f'replay.sampler="{name}"',)) for name in names]
     if len(names) == 1 and names[0] != "random" and not names[0].endswith(DIRECTED):
@@ -181,11 +181,6 @@ def _metric_arm(text: str) -> Arm:
     metric, _, direction = (text if text.endswith(DIRECTED) else f"{text}:min").rpartition(":")
     settings = (f'replay.metric="{metric}"', f'replay.direction="{direction}"')
     return Arm(name=f"{metric}:{direction}", assignments=settings)
-
-
-def method_name(method: str) -> str:
-    """A preset's own name, or that of a method's file without folder and suffix."""
-    return Path(method).stem if method.endswith(".toml") else method
 
 
 def cross(axes: Sequence[Sequence[Arm]], regimes: Sequence[str | None] = (None,)) -> list[Arm]:

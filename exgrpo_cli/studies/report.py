@@ -182,31 +182,31 @@ def compare_runs(study: Study) -> StudyReport:
 
 def report_arm(arm: Arm, results: Mapping[str, Results]) -> ArmReport:
     """One arm's endpoints over its seeds, and their paired differences from its baseline."""
-    own, other = results[arm.name], {} if arm.name == arm.baseline else results.get(arm.baseline, {})
-    common = sorted(own.keys() & other.keys())
-    again = bool(common) and all(_way_of(own[seed]) == _way_of(other[seed]) for seed in common)
+    mine, other = results[arm.name], {} if arm.name == arm.baseline else results.get(arm.baseline, {})
+    common = sorted(mine.keys() & other.keys())
+    again = bool(common) and all(_way_of(mine[seed]) == _way_of(other[seed]) for seed in common)
     control = {} if again else other
     compared = {}
-    for name, endpoint in {**ENDPOINTS, **coverage_endpoints(own)}.items():
-        if values := values_of(endpoint, own):
-            effect = paired_effect(endpoint, own, control)
+    for name, endpoint in {**ENDPOINTS, **coverage_endpoints(mine)}.items():
+        if values := values_of(endpoint, mine):
+            effect = paired_effect(endpoint, mine, control)
             compared[name] = Compared.of(values, endpoint.bounds, effect)
     for name in AT_EQUAL:
         tokens = name.removeprefix("at_equal_")
-        values, others = at_equal(own, control, tokens), at_equal(control, own, tokens)
+        values, others = at_equal(mine, control, tokens), at_equal(control, mine, tokens)
         if values:
             effect = effect_over_seeds(np.array([values[seed] - others[seed] for seed in values]), bounds=(-1.0, 1.0))
             compared[name] = Compared.of(values, (0.0, 1.0), effect)
-    spent = [result.totals for result in own.values()]
+    spent = [result.totals for result in mine.values()]
     return ArmReport(
         name=arm.name,
         baseline=arm.baseline,
-        seeds=tuple(sorted(own)),
-        before=float(np.mean([result.before.mean() / result.samples for result in own.values()])),
+        seeds=tuple(sorted(mine)),
+        before=float(np.mean([result.before.mean() / result.samples for result in mine.values()])),
         endpoints=compared,
         totals={name: float(np.mean([getattr(each, name) for each in spent])) for name in Totals.__slots__},
         is_baseline_again=again,
-        unlike_starts=tuple(seed for seed in common if not np.array_equal(own[seed].before, other[seed].before)),
+        unlike_starts=tuple(seed for seed in common if not np.array_equal(mine[seed].before, other[seed].before)),
     )
 
 

@@ -158,7 +158,7 @@ def test_gold_letter_follows_the_shuffled_option(tmp_path, row):
         path = write_rows(tmp_path / "quiz.parquet", [{"question": "Colour?", **row}])
         read = benchmark_questions(choice_benchmark(seed), path)
         (question,) = read.questions
-        options = read.asked[0].options
+        options = read.records[0].options
         assert options["ABCD".index(question.answer)] == "blue"
         assert f"\n{question.answer}. blue" in question.prompt[-1].content
         letters.add(question.answer)
@@ -169,7 +169,7 @@ def test_option_order_does_not_depend_on_the_place_in_the_file(tmp_path):
     rows = [{"question": f"Q{n}", "options": ["a", "b", "c", "d", "e"], "answer": "A"} for n in range(5)]
     paths = write_rows(tmp_path / "1.parquet", rows), write_rows(tmp_path / "2.parquet", rows[::-1])
     forward, backward = (
-        {record.question.id: record.options for record in benchmark_questions(choice_benchmark(), path).asked}
+        {record.question.id: record.options for record in benchmark_questions(choice_benchmark(), path).records}
         for path in paths
     )
     assert forward == backward
@@ -180,4 +180,4 @@ def test_options_that_cannot_be_told_apart_are_asked_as_they_are(tmp_path):
     path = write_rows(tmp_path / "quiz.parquet", [verl_row("quiz", "Colour? Either red, or blue", "B")])
     read = benchmark_questions(choice_benchmark(), path)
     assert read.questions[0].prompt[-1].content == "Colour? Either red, or blue"
-    assert read.asked[0].options is None
+    assert read.records[0].options is None

@@ -39,7 +39,6 @@ def test_a_run_its_checkpoints_and_its_exported_model(tmp_path):
     assert source(f"{folder}@latest") == str(folder / "checkpoints/step-000050/model")
     best = choose_model(f"{folder}@best")
     assert best.name == "one@step-000025"
-    assert best.file_name == "one@step-000025"
     for text in (f"{folder}@best", f"{folder}/model", f"{folder}/checkpoints/step-000025/model"):
         choice = choose_model(text)
         assert choice.run == folder
@@ -66,7 +65,6 @@ def test_what_is_not_there_is_named(tmp_path):
 def test_hub_ids_presets_and_gguf_files(tmp_path):
     choice = choose_model("Qwen/Qwen2.5-Math-1.5B@c0ffee")
     assert (choice.config.backbone.source, choice.config.backbone.revision) == ("Qwen/Qwen2.5-Math-1.5B", "c0ffee")
-    assert choice.file_name == "Qwen--Qwen2.5-Math-1.5B@c0ffee"
     preset = choose_model("qwen-math-1.5b")
     assert preset.config.data.template == load_preset("backbones", "qwen-math-1.5b")["data"]["template"] != "auto"
     assert preset.config.backbone.max_position_embeddings == 16384
