@@ -1,12 +1,12 @@
 """Roles of settings, and sections of several types."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import pytest
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.config.settings import NOT_HASHED, PINNED, RESUMABLE, read_section
+from exgrpo_cli.config.settings import NOT_HASHED, PINNED, RESUMABLE, SECTIONS, read_section
 
 
 def test_which_settings_each_role_holds():
@@ -45,3 +45,12 @@ def test_a_section_of_several_types_is_picked_by_its_key():
         read(("f", {"place": "instead", "mi": 1.0}))
     with pytest.raises(InputError, match=r"^f: replay.place = 'insted' is not known. Did you mean 'instead'"):
         read(("f", {"place": "insted"}))
+
+
+def test_what_a_field_needs_are_keys_of_its_section():
+    """A misspelt one would never be asked for."""
+    for section, kinds in SECTIONS.items():
+        known = {each.name: each for kind in kinds for each in fields(kind)}
+        for own in known.values():
+            for needs in own.metadata.get("needs", {}).values():
+                assert set(needs.others) <= set(known), f"{section}.{own.name}"
