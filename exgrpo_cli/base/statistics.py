@@ -169,19 +169,6 @@ def pass_at_ks(samples: int) -> list[int]:
     return powers if powers[-1] == samples else [*powers, samples]
 
 
-def majority_share(groups: Int[np.ndarray, " samples"], correct_group: int) -> float:
-    """Whether the largest group of equivalent answers is the correct one; a tie counts by share.
-
-    Group numbers below 0 are samples without an answer, which do not vote.
-    """
-    votes = groups[groups >= 0]
-    if len(votes) == 0:
-        return 0.0
-    labels, counts = np.unique(votes, return_counts=True)
-    winners = labels[counts == counts.max()]
-    return float(np.mean(winners == correct_group))
-
-
 def smallest_detectable_difference(correct: Int[np.ndarray, " questions"], samples: int) -> float:
     """The true difference from another model that these questions would show with 80 % probability at the 5 % level.
 

@@ -25,7 +25,7 @@ from math_verify import parser as math_verify_parser
 from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.grading.choice import Options, grade_choice
 from exgrpo_cli.grading.comparison import compare_texts
-from exgrpo_cli.grading.extract import boxed_or_all, last_boxed
+from exgrpo_cli.grading.extract import boxed_or_all
 from exgrpo_cli.grading.notation import in_box, plain_notation, same_text, with_last_letters_in_text
 from exgrpo_cli.grading.plain import tables, verdict_of
 from exgrpo_cli.grading.quantities import split_unit
@@ -121,17 +121,6 @@ def _is_misread(plain_gold: str, end: str) -> bool:
         return None not in units and units[0].dimensions != units[1].dimensions  # type: ignore[union-attr]
     differs = compare_texts(plain_gold, content) is False
     return differs and _grade_parsed(in_box(plain_gold), in_box(content)) is Verdict.CORRECT
-
-
-def compare_answers(first: str, second: str) -> Verdict:
-    """CORRECT where two whole texts, of which at least one has no box, give the same answer."""
-    return _grade_parsed(_as_found(first), _as_found(second))
-
-
-def _as_found(text: str) -> str:
-    """A box, or a whole text, in which math-verify finds the answer: the gold of a pair may be one too."""
-    boxed = last_boxed(text)
-    return with_last_letters_in_text(text) if boxed is None else in_box(plain_notation(boxed))
 
 
 def audit(gold: str) -> Verdict:

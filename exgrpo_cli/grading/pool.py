@@ -133,11 +133,6 @@ class GradingPool:
             verdicts.append(verdict)
         return verdicts
 
-    def same_answer(self, pairs: Sequence[tuple[str, str]], options: tuple[str, ...] | None = None) -> list[bool]:
-        """Whether the two graded texts of each pair give the same answer, the first one taken for the gold."""
-        verdicts = self._verdicts_of([self._route.same(first, second, options) for first, second in pairs])
-        return [verdict is Verdict.CORRECT for verdict in verdicts]
-
     def verify_gold(self, golds: Sequence[str], metadata: Sequence[str | None] | None = None) -> list[Verdict]:
         """Whether each gold can serve: CORRECT, UNPARSABLE_GOLD, or WRONG where it does not verify against itself.
 

@@ -17,7 +17,7 @@ from exgrpo_cli.grading.choice import Options, ends_in_demanded_form, grade_choi
 from exgrpo_cli.grading.extract import answer_text, boxed_or_all, last_box, last_boxed
 from exgrpo_cli.grading.plain import plain_number, same_plain_number, verdict_of
 
-TaskKind = Literal["grade", "grade a text", "grade like Oat", "compare texts", "audit", "gym"]
+TaskKind = Literal["grade", "grade a text", "grade like Oat", "audit", "gym"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,27 +105,6 @@ class Route:
                 return Task(gold=content, answer="", kind="audit") if plain_number(content) is None else Verdict.CORRECT
         return Task(gold=gold, answer="", kind="audit", metadata=metadata)
 
-    def same(self, first: str, second: str, options: tuple[str, ...] | None) -> Verdict | Task:
-        """Whether two graded texts give the same answer, to a question with these options: CORRECT where they do."""
-        boxes = last_boxed(first), last_boxed(second)
-        contents = boxed_or_all(first), boxed_or_all(second)
-        match self.grader:
-            case "choice":
-                read = replace(_NUMBERED, texts=options)
-                letters = [read.answered(text, self.max_answer_chars) for text in (first, second)]
-                return verdict_of(letters[0] is not None and letters[0] == letters[1])
-            case "exact":
-                return self._exact(contents[0], second)
-            case "oat":
-                return _compared(contents[0].strip(), contents[1].strip(), "grade like Oat")
-            case "math" if options is not None:
-                return replace(self, grader="choice").same(first, second, options)
-            case "math" if None in boxes:
-                return Task(gold=first, answer=second, kind="compare texts")
-            case "math":
-                return _compared(*contents, "grade")
-        return Task(gold=contents[0], answer=second)
-
     def _exact(self, gold: str, text: str) -> Verdict:
         """Equality, character by character, white space evened out: of the boxed content or of all of it."""
         answer = " ".join(boxed_or_all(text).split())
@@ -200,7 +179,6 @@ def task_runner(grader: str) -> Callable[[Task], Verdict]:
             "grade": lambda task: mathematics.grade_box(task.gold, task.answer),
             "grade a text": lambda task: mathematics.grade_text(task.gold, task.answer),
             "grade like Oat": lambda task: oat.grade(task.gold, task.answer),
-            "compare texts": lambda task: mathematics.compare_answers(task.gold, task.answer),
             "audit": lambda task: mathematics.audit(task.gold),
             "gym": lambda task: verifiers.grade_gym(task.metadata, task.answer),
         }

@@ -14,7 +14,6 @@ from exgrpo_cli.base.statistics import (
     bootstrap_interval,
     compare_paired,
     holm,
-    majority_share,
     mean_of_scores,
     pass_at_k_by_question,
     pass_at_k_score,
@@ -143,14 +142,6 @@ def test_the_k_of_a_curve():
     assert [pass_at_ks(samples) for samples in (1, 2, 6, 32)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8, 16, 32]]
     with pytest.raises(ValueError, match="pass@9 cannot be estimated from 8 samples: use k from 1 to 8"):
         pass_at_k_by_question(np.array([1]), 8, 9)
-
-
-def test_majority():
-    assert majority_share(np.array([0, 0, 1]), 0) == 1.0
-    assert majority_share(np.array([0, 1, 1]), 0) == 0.0
-    assert majority_share(np.array([0, 0, 1, 1, 2]), 0) == 0.5  # a tie of two, one of them correct
-    assert majority_share(np.array([0, -1, -1, -1]), 0) == 1.0  # no answer, no vote
-    assert majority_share(np.array([-1, -1]), 0) == 0.0
 
 
 def test_smallest_detectable_difference():
