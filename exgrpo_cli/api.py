@@ -80,8 +80,8 @@ class Run:
         """
         import pyarrow as pa
 
-        from exgrpo_cli.ledger.parts import bodies_batch
         from exgrpo_cli.ledger.reader import LedgerReader
+        from exgrpo_cli.ledger.writer import bodies_batch
 
         batch = bodies_batch(0, LedgerReader(self.folder / "replay").bodies(trajectory_ids))
         return pa.Table.from_batches([batch]).set_column(0, "trajectory_id", pa.array(trajectory_ids))

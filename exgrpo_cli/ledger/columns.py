@@ -5,7 +5,6 @@ arithmetic.
 """
 
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -31,8 +30,6 @@ STORED_NAMES = {
     "row": "trajectory_id",
 }
 """Fields of column classes -> the tables' columns, where the names differ."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,19 +65,14 @@ def decode_events(table: pa.Table, known_ids: pa.Array) -> EventColumns:
         unknown = words.filter(pc.is_null(codes))[0].as_py()
         raise InputError(f"the ledger holds events of the unknown kind {unknown!r}: a newer version wrote it.")
     kinds = codes.to_numpy().astype(np.int64)[numbers]
-    return read_columns(EventColumns, table, kind=kinds, question=question_numbers(table, known_ids))
+    found = {"kind": kinds, "question": question_numbers(table, known_ids)}
+    others = {field.name for field in fields(EventColumns)} - found.keys()
+    return EventColumns(**found, **{name: column(table, name) for name in others})
 
 
 def stored_names(kind: type) -> list[str]:
     """The columns that a class of columns is read from."""
     return [STORED_NAMES.get(field.name, field.name) for field in fields(kind)]
-
-
-def read_columns(kind: type[T], table: pa.Table, /, **given: np.ndarray) -> T:
-    """A class of columns: those given, the others as the table holds them (`column`)."""
-    names: list[str] = [field.name for field in fields(kind) if field.name not in given]  # type: ignore[arg-type]
-    values: dict[str, Any] = {name: column(table, STORED_NAMES.get(name, name)) for name in names}
-    return kind(**values, **given)
 
 
 def question_numbers(table: pa.Table, known_ids: pa.Array) -> Int64[np.ndarray, " rows"]:

@@ -1,32 +1,39 @@
-"""Reading a ledger, also one that a run is writing: tables as Arrow, bodies by id, memory-mapped."""
+"""Reading a ledger, also one that a run is writing: its parts, tables as Arrow, bodies by id, memory-mapped.
 
+Parts are the files a table consists of, each holding the rows of a range of steps. A closed part,
+`part-00000001-00000025.parquet`, is on the disk and never changes. The steps since the last one are in the live part,
+`part-00000026-live.parquet`: written anew under a temporary name and renamed, step by step, and given its final name
+when a checkpoint is taken, or when it has become large. Rows only grow behind those already there.
+
+A step is complete once a part of `events` reaches it, for that one is renamed last and carries the number of rows that
+every table has by then. Whatever is damaged, missing or beyond the last complete step is left out and counted, never
+half-read.
+"""
+
+import json
+import re
 import warnings
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partialmethod
+from itertools import accumulate
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+from zlib import crc32
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from jaxtyping import Float32, Int32
 
-from exgrpo_cli.base.errors import DamageWarning, InputError
-from exgrpo_cli.ledger.parts import (
-    CHECKSUMS,
-    Body,
-    Catalogue,
-    Columns,
-    DamagedBytes,
-    PartInfo,
-    body_columns,
-    checksum,
-    read_catalogue,
-    reading,
-)
+from exgrpo_cli.base.errors import DamageWarning, InputError, first_line
 from exgrpo_cli.ledger.schemas import (
     BODIES,
     DRAWS,
     EVENTS,
+    METADATA_KEY,
     REPLAYS,
     SCHEMAS,
     SCORES,
@@ -36,9 +43,201 @@ from exgrpo_cli.ledger.schemas import (
     LedgerIdentity,
 )
 
+CHECKSUMS = b"crc32"
+"""Key of a record batch's metadata: the CRC-32 of every body in it, eight hexadecimal digits each."""
+_LIVE = "live"
+_NAME = re.compile(rf"part-(\d{{8}})-(\d{{8}}|{_LIVE})\.(?:parquet|arrow)")
+COMMIT_FIRST = (EVENTS, *(table for table in TABLES if table != EVENTS))
+"""Reading: the rows a commit record promises were there before it, so a table listed later has them. Deleting: without
+its record a step was never finished, whatever comes between."""
+_ATTEMPTS = 20
+"""A live part may get its final name after it was listed, which happens once a checkpoint."""
+Body = tuple[Int32[np.ndarray, "..."], Float32[np.ndarray, "..."]]
+"""Token ids and behaviour log-probs of one trajectory, as many of one as of the other."""
+Columns = tuple[Int32[np.ndarray, " offsets"], Int32[np.ndarray, " values"], Float32[np.ndarray, " values"]]
+"""Offsets, token ids and log-probs of the bodies of a record batch."""
 _REPETITIVE = ("question_id", "event", "logprob_source")
 
 _Result = TypeVar("_Result")
+
+
+class DamagedBytes(Exception):
+    """A file that is truncated, overwritten or has the columns of something else; the message says which."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartInfo:
+    """Name and footer of a part."""
+
+    path: Path
+    first_step: int
+    last_step: int
+    num_rows: int
+    totals: Mapping[str, int]
+    """The commit record, in parts of `events` only: rows of every table up to and including `last_step`."""
+    batch_first_ids: tuple[int, ...]
+    """First trajectory id of each record batch; in parts of `bodies` only."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Catalogue:
+    """The valid prefix of a ledger."""
+
+    parts: Mapping[str, tuple[PartInfo, ...]]
+    """Per table, in order of steps; the last one may hold more rows than `totals` counts."""
+    totals: Mapping[str, int]
+    """Rows per table."""
+    last_step: int
+    dropped: str
+    """Note of what was left out and why; empty where nothing was."""
+
+
+def part_path(folder: Path, table: str, first_step: int, last_step: int | None = None) -> Path:
+    """Path of the part of a table with these steps; the live one without `last_step`."""
+    suffix = "arrow" if table == BODIES else "parquet"
+    return folder / table / f"part-{first_step:08d}-{_LIVE if last_step is None else f'{last_step:08d}'}.{suffix}"
+
+
+def steps_of(path: Path) -> tuple[int, int | None]:
+    """First and last step of a part by its name; no last one where it is live."""
+    _, first, last = path.stem.split("-")
+    return int(first), None if last == _LIVE else int(last)
+
+
+def list_parts(folder: Path, table: str) -> list[Path]:
+    """Parts of a table in order of steps, the live one last."""
+    return sorted(path for path in (folder / table).glob("part-*") if _NAME.fullmatch(path.name))
+
+
+def list_unfinished(folder: Path) -> list[Path]:
+    """Files whose writer died, or is still writing."""
+    return sorted(path for table in TABLES for path in (folder / table).glob(".part-*"))
+
+
+def checksum(token_ids: Int32[np.ndarray, " tokens"], logprobs: Float32[np.ndarray, " tokens"]) -> bytes:
+    """The CRC-32 of a body's token ids and then log-probs as they are stored, in hexadecimal digits."""
+    return b"%08x" % crc32(logprobs.data, crc32(token_ids.data))
+
+
+def body_columns(batch: pa.RecordBatch) -> Columns:
+    """Views of the memory of a record batch of bodies."""
+    token_ids, logprobs = batch.column("token_ids"), batch.column("behaviour_logprobs")
+    return token_ids.offsets.to_numpy(), token_ids.values.to_numpy(), logprobs.values.to_numpy()
+
+
+def inspect_part(table: str, path: Path) -> PartInfo:
+    """Open a part's footer and compare its schema.
+
+    Raises DamagedBytes, FileNotFoundError where the part has got its final name since it was listed, and any other
+    OSError of a file system that refuses it.
+    """
+    name, first_ids = f"{table}/{path.name}", []
+    with reading(f"{name} is truncated or damaged"):
+        if table == BODIES:
+            with pa.memory_map(str(path)) as source:
+                file = pa.ipc.open_file(source)
+                schema, num_rows = file.schema, 0
+                for position in range(file.num_record_batches):
+                    ids = file.get_batch(position).column(0).to_numpy()
+                    if len(ids) == 0 or ids[-1] != ids[0] + len(ids) - 1:
+                        raise DamagedBytes(f"{name}: trajectory ids of batch {position} are not consecutive")
+                    first_ids.append(int(ids[0]))
+                    num_rows += len(ids)
+        else:
+            with pq.ParquetFile(path) as file:
+                schema, num_rows = file.schema_arrow, file.metadata.num_rows
+        if not schema.equals(SCHEMAS[table]):
+            texts = [each.to_string(show_schema_metadata=False) for each in (schema, SCHEMAS[table])]
+            found, expected = (text.splitlines() for text in texts)
+            wrong = [field for field in found if field not in expected]
+            missing = [field for field in expected if field not in found]
+            raise DamagedBytes(f"{name}: columns {wrong[:2]} instead of {missing[:2]}")
+        content: dict[str, Any] = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
+    first_step, last_step = steps_of(path)
+    return PartInfo(
+        path=path,
+        first_step=first_step,
+        last_step=int(content.get("last_step", first_step)) if last_step is None else last_step,
+        num_rows=num_rows,
+        totals={name: content.get("totals", {}).get(name, 0) for name in TABLES},
+        batch_first_ids=tuple(first_ids),
+    )
+
+
+@contextmanager
+def reading(name: str = "") -> Iterator[None]:
+    """Raises DamagedBytes, beginning with `name`, where what is read inside is no file of Arrow's or Parquet's.
+
+    To Arrow damaged bytes are invalid (a ValueError, like metadata that is no JSON), of an encoding it does not know,
+    or end too soon: an OSError of its own, without a number. One with a number is the operating system's (no
+    permission, a disk that does not answer, a file that is gone): it goes on as it is, for the bytes may be whole.
+    """
+    try:
+        yield
+    # Each of the three is what Arrow raises for damaged bytes, as above; nothing else is caught.
+    except (ValueError, pa.ArrowNotImplementedError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise DamagedBytes(f"{name}: {first_line(error)}" if name else first_line(error)) from error
+
+
+def read_catalogue(folder: Path) -> Catalogue:
+    """List and check the parts of the ledger in `folder`, also while a run writes it."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return _read_once(folder)
+        except FileNotFoundError:
+            continue
+    return _read_once(folder)
+
+
+def _read_once(folder: Path) -> Catalogue:
+    listed, problems = {}, []
+    for table in COMMIT_FIRST:
+        listed[table], problem = _readable_prefix(folder, table)
+        problems += problem
+    commit, mismatch = _last_whole_commit(listed)
+    last_step, totals = (commit.last_step, commit.totals) if commit else (0, dict.fromkeys(TABLES, 0))
+    kept = {table: tuple(part for part in listed[table] if commit and part.first_step <= last_step) for table in TABLES}
+    if later := [part for parts in listed.values() for part in parts if commit is None or part.last_step > last_step]:
+        rows = sum(part.num_rows for parts in listed.values() for part in parts) - sum(totals.values())
+        reason = mismatch or "not complete (still being written, or cut short)"
+        problems.append(f"{rows} rows up to step {max(part.last_step for part in later)} left out: {reason}")
+    if unfinished := list_unfinished(folder):
+        problems.append(f"{len(unfinished)} unfinished files ignored")
+    return Catalogue(parts=kept, totals=totals, last_step=last_step, dropped="; ".join(problems))
+
+
+def _readable_prefix(folder: Path, table: str) -> tuple[list[PartInfo], list[str]]:
+    """Parts up to the first unreadable one, and what is wrong with that one."""
+    paths = list_parts(folder, table)
+    readable: list[PartInfo] = []
+    for path in paths:
+        try:
+            readable.append(inspect_part(table, path))
+        except DamagedBytes as error:
+            left = f"{len(paths) - len(readable)} parts of {table} from step {steps_of(path)[0]} left out"
+            return readable, [f"{error}; {left}"]
+    return readable, []
+
+
+def _last_whole_commit(listed: Mapping[str, Sequence[PartInfo]]) -> tuple[PartInfo | None, str]:
+    """The last part of events by whose end every table has the rows it promises, and what is wrong after it."""
+    firsts = {table: [part.first_step for part in parts] for table, parts in listed.items()}
+    sums = {table: [*accumulate((part.num_rows for part in parts), initial=0)] for table, parts in listed.items()}
+    last, reached = None, 0
+    for commit in listed[EVENTS]:
+        if commit.first_step > reached + 1:
+            return last, f"events of steps {reached + 1}-{commit.first_step - 1} are missing"
+        for table, parts in listed.items():
+            begun = bisect_right(firsts[table], commit.last_step)
+            rows, promised = sums[table][begun], commit.totals.get(table, 0)
+            # A live part may have gone on after this record was read.
+            goes_on = begun and parts[begun - 1].last_step > commit.last_step
+            if rows < promised or (rows > promised and not goes_on):
+                return last, f"{table} has {rows} rows by step {commit.last_step} instead of {promised}"
+        last, reached = commit, commit.last_step
+    return last, ""
 
 
 class LedgerWarning(DamageWarning):

@@ -4,14 +4,15 @@ Every table is append-only and holds plain types, so that pandas, pyarrow and du
 Rows never change: what is current (a question's bucket, a trajectory's last entropy) is the last row that says so.
 """
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.files import read_json
 
 LEDGER_FORMAT = 2
 """Number in `ledger.json`; a ledger with another one is refused."""
@@ -87,8 +88,10 @@ SCHEMAS: dict[str, pa.Schema] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerIdentity:
-    """Identity that must agree before stored token ids and log-probs mean anything to a run."""
+    """Identity that must agree before stored token ids and log-probs mean anything to a run: the content of
+    `ledger.json`."""
 
+    format: int = LEDGER_FORMAT
     tokenizer_hash: str
     """Hash of the tokenizer's vocabulary: token ids of another tokenizer are other words."""
     template: str
@@ -100,26 +103,19 @@ class LedgerIdentity:
     logprob_source: str
     """Who computed the behaviour log-probs: "trainer", "sampler" or "engine"."""
 
-    def to_json(self) -> str:
-        """Content of `ledger.json`."""
-        return json.dumps({"format": LEDGER_FORMAT, **asdict(self)}, indent=2)
-
     @classmethod
     def read(cls, folder: Path) -> "LedgerIdentity":
         """That of the ledger in a folder. Raises InputError where there is none of this ledger format."""
         path = folder / IDENTITY_FILE
         if not path.is_file():
             raise InputError(f"{folder} holds no ledger (no {IDENTITY_FILE}); name a run that keeps experience")
-        try:
-            values = json.loads(path.read_text())
-            stored = values.pop("format")
-            if stored == LEDGER_FORMAT:
-                return cls(**values)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{path} does not say whose ledger this is ({error}); restore it from a copy") from error
-        raise InputError(
-            f"{path}: ledger format {stored}, this version reads {LEDGER_FORMAT}; use the toolkit version that wrote it"
-        )
+        stored = msgspec.convert(read_json(path, cls), cls)
+        if stored.format != LEDGER_FORMAT:
+            raise InputError(
+                f"{path}: ledger format {stored.format}, this version reads {LEDGER_FORMAT}; "
+                "use the toolkit version that wrote it"
+            )
+        return stored
 
     def require_match(self, stored: "LedgerIdentity", where: str, names: tuple[str, ...]) -> None:
         """Raise InputError at the first of the named fields in which this run differs from the stored ledger."""

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from exgrpo_cli.base.errors import InputError, Interrupted, RunError, first_line
 from exgrpo_cli.base.files import whole_folder
-from exgrpo_cli.ledger import parts
+from exgrpo_cli.ledger import reader, writer
 from exgrpo_cli.ledger.schemas import BODIES, EVENTS, SCHEMAS
 from exgrpo_cli.models.cache import cache_root
 from exgrpo_cli.publishing.package import MARKER, Package
@@ -154,17 +154,17 @@ def _restore_bodies(files: Sequence[Path], ledger: Path) -> None:
     if not files:
         return
     # A published ledger has one part of events.
-    [events] = parts.list_parts(ledger, EVENTS)
-    first_step, last_step = parts.steps_of(events)
-    path = parts.part_path(ledger, BODIES, first_step, last_step)
+    [events] = reader.list_parts(ledger, EVENTS)
+    first_step, last_step = reader.steps_of(events)
+    path = reader.part_path(ledger, BODIES, first_step, last_step)
     path.parent.mkdir(exist_ok=True)
     stored = (
         batch for file in files for batch in pq.ParquetFile(file).iter_batches(BATCH, columns=SCHEMAS[BODIES].names)
     )
     bodies = (batch.cast(SCHEMAS[BODIES]) for batch in stored)
     with path.open("wb") as file:
-        parts.write_bodies(
+        writer.write_bodies(
             file,
-            ((batch, parts.batch_checksums(batch)) for batch in bodies),
-            parts.schema_with_metadata(BODIES, last_step or 0),
+            ((batch, writer.batch_checksums(batch)) for batch in bodies),
+            writer.schema_with_metadata(BODIES, last_step or 0),
         )

@@ -8,7 +8,7 @@ import tomllib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from exgrpo_cli.base.errors import InputError, first_line
-from exgrpo_cli.base.files import NUMBER, Shape, read_json
+from exgrpo_cli.base.files import NUMBER, Shape, read_json, write_json
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.evaluation.comparison import results_in
-from exgrpo_cli.ledger.parts import list_parts, part_path, schema_with_metadata, steps_of, write_parquet
-from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
+from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning, list_parts, part_path, steps_of
 from exgrpo_cli.ledger.schemas import BODIES, EVENTS, IDENTITY_FILE, SCHEMAS, TABLES, TRAJECTORIES
+from exgrpo_cli.ledger.writer import schema_with_metadata, write_parquet
 from exgrpo_cli.publishing.hub import BATCH, ROWS, check_name
 from exgrpo_cli.publishing.package import TOLD, Package, Private
 from exgrpo_cli.publishing.study import study_package
@@ -264,7 +264,7 @@ def _write_tables(reader: LedgerReader, folder: Path) -> dict[str, str]:
             with path.open("wb") as file:
                 own_totals = totals if name == EVENTS else None
                 write_parquet(file, rows, schema_with_metadata(name, reader.last_step, own_totals))
-    (folder / IDENTITY_FILE).write_text(reader.identity.to_json(), encoding="utf-8")
+    write_json(folder / IDENTITY_FILE, asdict(reader.identity))
     return {name: f"{folder.name}/{name}/*.parquet" for name in tables if totals[name] and name != TRAJECTORIES}
 
 

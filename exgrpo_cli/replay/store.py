@@ -17,8 +17,7 @@ from jaxtyping import Int64
 
 from exgrpo_cli.base.types import Trajectory
 from exgrpo_cli.ledger import schemas
-from exgrpo_cli.ledger.parts import Catalogue
-from exgrpo_cli.ledger.reader import read_rows
+from exgrpo_cli.ledger.reader import Catalogue, read_rows
 from exgrpo_cli.ledger.writer import LedgerWriter
 from exgrpo_cli.replay.by_question import Bucket, Candidates, Sampler
 from exgrpo_cli.replay.by_unit import DrawnUnit, UnitDraw, UnitPlace, leaving, priorities_at_birth

@@ -18,8 +18,8 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.ledger import schemas
 from exgrpo_cli.ledger.columns import NO_BUCKET, column
-from exgrpo_cli.ledger.parts import bodies_batch, read_catalogue
-from exgrpo_cli.ledger.reader import LedgerReader
+from exgrpo_cli.ledger.reader import LedgerReader, read_catalogue
+from exgrpo_cli.ledger.writer import bodies_batch
 from exgrpo_cli.replay.by_unit import UnitPlace, priorities_at_birth
 from exgrpo_cli.replay.place import Place
 from exgrpo_cli.replay.rows import GONE, Questions, rebuild

@@ -30,8 +30,7 @@ from exgrpo_cli.ledger.columns import (
     question_numbers,
     stored_names,
 )
-from exgrpo_cli.ledger.parts import DamagedBytes, reading
-from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
+from exgrpo_cli.ledger.reader import DamagedBytes, LedgerReader, LedgerWarning, reading
 from exgrpo_cli.ledger.schemas import DRAWS, EVENTS, REPLAYS, SCORES, TRAJECTORIES
 from exgrpo_cli.runs.folder import METRICS_FILE, POOL_FILE, RunMetrics, find_changes, read_metrics
 

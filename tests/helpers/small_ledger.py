@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 from store_calls import candidates_of, draw, record, replay, row_of, visit_of
 
-from exgrpo_cli.ledger.parts import list_parts, steps_of
-from exgrpo_cli.ledger.reader import LedgerReader
+from exgrpo_cli.ledger.reader import LedgerReader, list_parts, steps_of
 from exgrpo_cli.ledger.schemas import TABLES, LedgerIdentity
 from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.replay.store import Store

@@ -3,16 +3,16 @@
 import os
 import signal
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from small_ledger import IDENTITY, PARQUET, create, in_subprocess, num_rows, one_step, part, reopen
 
 from exgrpo_cli.base.errors import InputError, ToolkitWarning
+from exgrpo_cli.base.files import write_json
 from exgrpo_cli.ledger import writer
-from exgrpo_cli.ledger.parts import list_parts
-from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
+from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning, list_parts
 from exgrpo_cli.ledger.schemas import RESUME_FIELDS, TABLES
 
 
@@ -88,8 +88,8 @@ def test_killed_while_parts_are_closed(ledger: Path, renamed: int) -> None:
     """The process kills itself before the first, the second, ... of the live parts has its final name."""
     script = """
         import signal
-        from exgrpo_cli.ledger import parts
-        left, publish = [int(sys.argv[2])], parts.publish
+        from exgrpo_cli.ledger import writer
+        left, publish = [int(sys.argv[2])], writer.publish
         def dying(partial, path):
             if not left[0]:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -98,7 +98,7 @@ def test_killed_while_parts_are_closed(ledger: Path, renamed: int) -> None:
         with small_ledger.reopen(Path(sys.argv[1]), 10) as buffer:
             small_ledger.one_step(buffer, 11, seal=False)
             small_ledger.one_step(buffer, 12, seal=False)
-            parts.publish = dying
+            writer.publish = dying
             buffer.seal()
     """
     process = in_subprocess(script, ledger, renamed)
@@ -147,12 +147,11 @@ def test_folders_that_hold_no_ledger_or_hold_one_already(ledger: Path, tmp_path:
         LedgerReader(tmp_path)
     with pytest.raises(InputError, match="holds a ledger already"):
         create(ledger)
-    for text, message in (
-        ("{}", "does not say whose ledger this is"),
-        (IDENTITY.to_json().replace('"format": 2', '"format": 1'), "ledger format 1, this version reads 2;"),
-        (IDENTITY.to_json().replace('"template"', '"templates"'), "does not say whose ledger this is .*'templates'"),
+    for content, message in (
+        (asdict(IDENTITY) | {"format": 1}, "ledger format 1, this version reads 2;"),
+        (asdict(IDENTITY) | {"template": None}, r"ledger\.json is damaged .*template"),
     ):
-        (ledger / "ledger.json").write_text(text)
+        write_json(ledger / "ledger.json", content)
         with pytest.raises(InputError, match=message):
             LedgerReader(ledger)
 
