@@ -81,19 +81,25 @@ class LocalModel:
         """Longest prompt and response of all benchmarks prepared so far."""
         self._opened: tuple[Generator, Decode] | None = None
 
-    def prepare(
-        self, name: str, protocol: Protocol, records: tuple[QuestionRecord, ...], *, fits_window: bool
-    ) -> Prepared:
+    def prepare(self, name: str, protocol: Protocol, records: tuple[QuestionRecord, ...]) -> Prepared:
         """The questions of benchmark `name` as this model is asked them.
 
-        With `fits_window` its window may shorten the response limit. Raises InputError where a question does not fit.
+        Its window may shorten the response limit, of all alike, since the limit is part of the protocol. Raises
+        InputError where a prompt leaves no room for a response.
         """
         wanted = self._choice.config.data.template if protocol.template == "auto" else protocol.template
         template = choose_template(wanted, self._tokenizer, requires_box=protocol.requires_box)
         prompt_ids = {record.question.id: encode(template, record.question, self._tokenizer) for record in records}
         longest = max(prompt_ids, key=lambda question_id: len(prompt_ids[question_id]))
-        length = len(prompt_ids[longest])
-        room = self._room(name, longest, length, protocol.max_tokens, fits_window=fits_window)
+        length, room = len(prompt_ids[longest]), protocol.max_tokens
+        config = json.loads((self._folder / "config.json").read_text(encoding="utf-8"))
+        if window := self._backbone.max_position_embeddings or config.get("max_position_embeddings"):
+            room = min(room, window - length)
+        if room < 1:
+            raise InputError(
+                f"{name}: question {longest} has a prompt of {length} tokens, which fills the model's window of "
+                f"{window}: use a model with a larger window."
+            )
         self._max_tokens = max(self._max_tokens, length + room)
         return Prepared(
             records=tuple(
@@ -125,21 +131,6 @@ class LocalModel:
         """Free the engine."""
         if self._opened is not None:
             self._opened[0].close()
-
-    def _room(self, name: str, longest: str, prompt_tokens: int, max_tokens: int, *, fits_window: bool) -> int:
-        """New tokens that each question may have; the same for all, so that a limit is part of the protocol."""
-        config = json.loads((self._folder / "config.json").read_text(encoding="utf-8"))
-        window = self._backbone.max_position_embeddings or config.get("max_position_embeddings")
-        if window is None or prompt_tokens + max_tokens <= window:
-            return max_tokens
-        room: int = window - prompt_tokens
-        if fits_window and room > 0:
-            return room
-        advice = f"use --max-tokens {room}" if room > 0 else "use a model with a larger window"
-        raise InputError(
-            f"{name}: question {longest} has a prompt of {prompt_tokens} tokens, and with {max_tokens} new tokens it "
-            f"exceeds the model's window of {window}: {advice}."
-        )
 
     def _open(self) -> tuple[Generator, Decode]:
         from exgrpo_cli.engines.hf.generator import HFGenerator
@@ -200,7 +191,7 @@ def sample(
     local = LocalModel(choice, engine=engine, device=device, threads=threads)
     try:
         protocol = Protocol(temperature=temperature, max_tokens=limit)
-        prepared = local.prepare("question", protocol, (record,), fits_window=True)
+        prepared = local.prepare("question", protocol, (record,))
         params = SamplingParams(temperature=temperature, top_p=1.0, max_new_tokens=prepared.max_tokens)
         requests = [("question", sample_seeds(seed, "question", samples))]
         prepared.open()(requests, params, lambda _, member, response: responses.update({member: response}))

@@ -91,9 +91,7 @@ class Endpoint:
         if self.model not in listed:
             raise InputError(f"{self.base} serves {', '.join(listed) or 'no model'}, not {self.model!r}: see --model.")
 
-    def prepare(
-        self, name: str, protocol: Protocol, records: tuple[QuestionRecord, ...], *, fits_window: bool
-    ) -> Prepared:
+    def prepare(self, name: str, protocol: Protocol, records: tuple[QuestionRecord, ...]) -> Prepared:
         """See `LocalModel.prepare`; only the server knows its window: it refuses what exceeds it."""
         template, requires_box = "chat" if protocol.template == "auto" else protocol.template, protocol.requires_box
         prompts = {record.question.id: endpoint_prompt(template, record.question) for record in records}

@@ -196,9 +196,7 @@ def _prepare(request: EvaluationRequest, benchmark: Benchmark, asker: "Asker", n
         )
     if questions.num_folded:
         note(f"{name}: {questions.num_folded} repeated rows folded into {total} questions")
-    # Who names a limit wants that limit; a preset's is the most that the model's window allows.
-    fits_window = "max_tokens" not in request.protocol
-    prepared = asker.prepare(name, protocol, questions.records, fits_window=fits_window)
+    prepared = asker.prepare(name, protocol, questions.records)
     if prepared.max_tokens < protocol.max_tokens:
         note(
             f"{name}: at most {prepared.max_tokens} new tokens instead of {protocol.max_tokens}: the longest prompt "
