@@ -1,5 +1,6 @@
 """`exgrpo presets`: what ships, and one preset resolved."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -61,10 +62,7 @@ def presets(
 
 def _resolved(kind: "PresetKind", name: str) -> dict[str, Any]:
     """Every setting of a backbone, a method or a regime; a benchmark or a claim has its own and no others."""
-    import tomllib
-
     from exgrpo_cli.config.layers import build_config
-    from exgrpo_cli.config.settings import to_toml
     from exgrpo_cli.presets import load_preset, preset_settings
 
     if kind in ("benchmarks", "claims"):
@@ -72,7 +70,7 @@ def _resolved(kind: "PresetKind", name: str) -> dict[str, Any]:
     needs_run = load_preset(kind, name).get("about", {}).get("needs_run", False)
     options = {"replay": {"warm_start": "RUN"}} if needs_run else None
     named: dict[str, Any] = {kind.removesuffix("s"): name}
-    return tomllib.loads(to_toml(build_config(**named, options=options)))
+    return asdict(build_config(**named, options=options))
 
 
 def _print_listing(known: dict["PresetKind", dict[str, dict[str, Any]]]) -> None:

@@ -3,7 +3,7 @@
 import os
 import sys
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -177,13 +177,11 @@ def _print_plan(start: "RunStart", plan: "Plan", json: bool, *, speaks: bool) ->
 
     It leaves open what a run settles by its machine.
     """
-    import tomllib
-
     from exgrpo_cli.config.settings import to_toml
 
     text = to_toml(start.config)
     if speaks and json:
-        cli.print_json({"config": tomllib.loads(text), "plan": plan.to_json()})
+        cli.print_json({"config": asdict(start.config), "plan": plan.to_json()})
     elif speaks:
         cli.write_data("\n".join(f"# {line}" for line in plan.lines()) + f"\n\n{text}", end="")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exgrpo_cli.base.errors import InputError, Interrupted
+from exgrpo_cli.base.files import read_json
 from exgrpo_cli.base.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -46,10 +47,8 @@ class Run:
     @property
     def summary(self) -> dict[str, Any] | None:
         """The final figures (`summary.json`); None for a run that has not finished."""
-        import json
-
         path = self.folder / "summary.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        return read_json(path) if path.is_file() else None
 
     def metrics(self) -> "pa.Table":
         """One row per step, a column for every key that any step has; null where a step lacks it."""

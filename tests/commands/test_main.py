@@ -146,31 +146,21 @@ def test_debug_shows_the_traceback(failing, name, capsys):
 
 
 def test_a_warning_of_the_toolkit_is_one_line(capsys):
-    """No file name, no line of code; with --quiet what is damaged alone."""
+    """No file name, no line of code; with --quiet what is damaged alone. Others' warnings are shown with --debug."""
     commands = typer.Typer(pretty_exceptions_enable=False)
 
     @commands.command()
-    def warn(quiet: bool = typer.Option(False, "--quiet")) -> None:
+    def warn(quiet: bool = typer.Option(False, "--quiet"), debug: bool = typer.Option(False, "--debug")) -> None:
+        warnings.warn("all_gather_into_tensor is deprecated", FutureWarning, stacklevel=2)
         warnings.warn("the limit is\nlow", ToolkitWarning, stacklevel=2)
         warnings.warn("runs/x/replay: read up to step 9;\n1 part left out", LedgerWarning, stacklevel=2)
 
     damage = "exgrpo: runs/x/replay: read up to step 9; 1 part left out\n"
-    assert run([], commands) == 0
-    assert capsys.readouterr().err == f"exgrpo: the limit is low\n{damage}"
-    assert run(["--quiet"], commands) == 0
-    assert capsys.readouterr().err == damage
-
-
-def test_what_other_packages_warn_of_is_shown_with_debug_alone():
-    commands = typer.Typer(pretty_exceptions_enable=False)
-
-    @commands.command()
-    def warn(debug: bool = typer.Option(False, "--debug")) -> None:
-        warnings.warn("all_gather_into_tensor is deprecated", FutureWarning, stacklevel=2)
-
     with warnings.catch_warnings(record=True, action="always") as shown:
         assert run([], commands) == 0
-        assert shown == []
+        assert capsys.readouterr().err == f"exgrpo: the limit is low\n{damage}"
+        assert run(["--quiet"], commands) == 0
+        assert (capsys.readouterr().err, shown) == (damage, [])
         assert run(["--debug"], commands) == 0
         assert [str(warning.message) for warning in shown] == ["all_gather_into_tensor is deprecated"]
 
