@@ -1,24 +1,31 @@
-"""Studies: which arms, which runs, what is run again, and what is concluded."""
+"""Studies: which arms, which runs, what is run again, also after a kill, what each may spend, what is concluded."""
 
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+import tomllib
 import warnings
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from made_results import result_of
 
 from exgrpo_cli.base.errors import DamageWarning, InputError, Interrupted, RunError, ToolkitWarning
 from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.settings import to_toml
+from exgrpo_cli.runs.result import config_hash, write_result
 from exgrpo_cli.studies.output import report_study
 from exgrpo_cli.studies.planning import StudyRequest, axis_arms, cross, plan_study
 from exgrpo_cli.studies.schedule import Processes, pass_on_damage, run_study
-from exgrpo_cli.studies.study import Arm, Study, StudyRun
+from exgrpo_cli.studies.study import Arm, Study, StudyRun, budgeted
 from exgrpo_cli.studies.worker import last_line, warn_in_log
 
 
@@ -261,3 +268,97 @@ def test_damage_is_told_once_with_the_name_of_the_run(tmp_path: Path, capsys: py
     assert [str(warning.message) for warning in told] == [
         "exgrpo, seed 0: a checkpoint is passed over: weights.safetensors"
     ]
+
+
+def study_of_equal(small_backbone: Path, root: Path, equal: str) -> Study:
+    request = StudyRequest(assignments=[*small_settings(small_backbone), "arithmetic.num_heldout=4", "run.steps=2"])
+    return plan_study(root / "small", cross([axis_arms("metric", "random,length")]), [0, 1], request, equal=equal)
+
+
+@pytest.mark.parametrize(("equal", "amount"), [("generated", 700.0), ("trained", 300.0), ("seconds", 6.5)])
+def test_a_budget_is_the_baselines_total_of_the_same_seed(
+    small_backbone: Path, tmp_path: Path, equal: str, amount: float
+) -> None:
+    """Seconds are those of the steps' phases, 6.5, not the 9 with all around them."""
+    study = study_of_equal(small_backbone, tmp_path, equal)
+    baseline = next(each for each in study.runs if each.arm.name == "on-policy" and each.seed == 1)
+    baseline.folder.mkdir(parents=True)
+    (baseline.folder / "summary.json").write_text(json.dumps({"steps": 2, "finished": "steps reached"}))
+    write_result(baseline.folder / "result.json", result_of([4, 2], generated=700, trained=300, training_seconds=6.5))
+    for each in study.runs:
+        ready = budgeted(study, each)
+        if each.seed == 0 and each.arm.name != "on-policy":
+            assert ready is None
+        else:
+            expected = ("steps", 0.0) if each.arm.name == "on-policy" else (equal, amount)
+            assert ready and (ready.config.run.budget, ready.config.run.budget_amount) == expected
+
+
+@pytest.mark.slow
+def test_a_study_of_equal_budgets_runs_and_is_recognised(small_backbone: Path, tmp_path: Path) -> None:
+    study = study_of_equal(small_backbone, tmp_path, "generated")
+    run_study(study, Processes(at_once=2), SilentReporter())
+    arms = report_study(study).to_json()["arms"]
+    for each in study.runs:
+        settings = tomllib.loads((each.folder / "config.toml").read_text())["run"]
+        generated = json.loads((each.folder / "summary.json").read_text())["tokens"]["generated"]
+        whole = tmp_path / "small" / "on-policy" / f"seed-{each.seed}" / "summary.json"
+        spent = json.loads(whole.read_text())["tokens"]["generated"]
+        if each.arm.name == "on-policy":
+            assert settings["budget"] == "steps"
+        else:
+            assert (settings["budget"], settings["budget_amount"]) == ("generated", spent)
+            assert generated >= spent
+    assert arms["random"]["steps"] >= arms["on-policy"]["steps"] == 2
+    assert "| random |" in (tmp_path / "small" / "report.md").read_text().split("Equal in generated.")[1]
+    assert {each.state for each in study_of_equal(small_backbone, tmp_path, "generated").runs} == {"finished"}
+
+
+@pytest.mark.parametrize(("setting", "finished"), [("backbone.dtype=float32,bfloat16", 0), ("run.steps=3,4", 1)])
+def test_a_result_counts_for_no_arm_where_it_cannot_tell_them_apart(tmp_path, setting, finished):
+    def planned(*results: Path) -> Study:
+        arms = cross([axis_arms("vary", setting)])
+        return plan_study(tmp_path / "varied", arms, (0,), StudyRequest(results=results))
+
+    result = replace(result_of([4, 2]), config_hash=config_hash(planned().runs[0].config), budget_amount=0.0)
+    write_result(tmp_path / "found-0.result.json", result)
+    assert [each.state for each in planned(tmp_path).runs].count("finished") == finished
+
+
+ARMS = ["--methods", "exgrpo,grpo", "--seeds", "2", "--jobs", "2", "--equal", "steps"]
+TIMES = ("seconds", "training_seconds", "wall_seconds")
+
+
+def ablate(output: Path, backbone: Path) -> list[str]:
+    more = ("run.steps=6", "run.save_every=2", "validation.every=2", "validation.train_questions=10")
+    settings = [part for text in (*small_settings(backbone), *more) for part in ("--set", text)]
+    return [sys.executable, "-m", "exgrpo_cli", "ablate", *ARMS, "--output", str(output), *settings]
+
+
+def without_times(value: Any) -> Any:
+    """The report but for how long things took."""
+    if isinstance(value, dict):
+        return {key: without_times(item) for key, item in value.items() if key not in TIMES}
+    return value
+
+
+@pytest.mark.slow
+def test_a_study_killed_under_way_gives_the_same_report(small_backbone: Path, tmp_path: Path) -> None:
+    through, study = tmp_path / "through" / "study", tmp_path / "study"
+    subprocess.run(ablate(through, small_backbone), check=True, capture_output=True)
+    process = subprocess.Popen(ablate(study, small_backbone), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    journal = study / "exgrpo" / "seed-0" / "metrics.jsonl"
+    deadline = time.monotonic() + 200
+    while not (journal.is_file() and len(journal.read_text().splitlines()) >= 3):
+        assert process.poll() is None and time.monotonic() < deadline, "the study ended before it could be killed"
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    # Its runs see that their parent is gone, save and stop; whoever holds a folder's lock is still there.
+    again = subprocess.run(ablate(study, small_backbone), capture_output=True, text=True, check=False)
+    while "another process" in again.stderr and time.monotonic() < deadline:
+        time.sleep(2)
+        again = subprocess.run(ablate(study, small_backbone), capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    resumed, whole = (without_times(json.loads((each / "results.json").read_text())) for each in (study, through))
+    assert resumed == whole
