@@ -126,7 +126,8 @@ def _prepare_pool(source: str, options: PrepareSettings, speech: cli.Speech, *, 
     from exgrpo_cli.config.settings import to_toml
     from exgrpo_cli.questions.files import stem_of
     from exgrpo_cli.questions.prepare import DATA_FOLDER
-    from exgrpo_cli.training.importing import check_pool, prepare_pool
+    from exgrpo_cli.runs.folder import RunFolder
+    from exgrpo_cli.training.importing import prepare_pool
 
     assert options.experience is not None
     with_pool = ("experience", "output", "backbone", "seed", "config", "assignments", "allow_code")
@@ -141,7 +142,7 @@ def _prepare_pool(source: str, options: PrepareSettings, speech: cli.Speech, *, 
     )
     output = options.output or DATA_FOLDER / f"{stem_of(options.experience)}-pool"
     if dry_run:
-        check_pool(options.experience, output)
+        RunFolder.check_new(output)
         cli.print_json({"output": str(output)}) if speech.json else cli.write_data(
             f"# output {output}\n\n{to_toml(config)}"
         )
@@ -151,10 +152,8 @@ def _prepare_pool(source: str, options: PrepareSettings, speech: cli.Speech, *, 
         report = prepare_pool(options.experience, output, config, reporter)
     finally:
         reporter.close()
-    if speech.json:
-        cli.print_json(asdict(report))
-    elif not speech.quiet:
-        cli.write_data("\n".join(report.lines()))
+    if speech.json or not speech.quiet:
+        _print_plan(asdict(report), speech.json)
 
 
 def _print_plan(plan: dict[str, Any], json: bool) -> None:

@@ -55,7 +55,7 @@ class TrainOptions:
         bool, option("With what the method's paper changed besides its replay.", "--as-published")
     ] = False
     with_retired: Annotated[bool, option("Take that run's retired questions over as well.", "--with-retired")] = False
-    log: Annotated[list[str] | None, option("tensorboard, wandb or trackio; repeatable.", metavar="TRACKER")] = None
+    log: Annotated[list[str] | None, option("tensorboard or wandb; repeatable.", metavar="TRACKER")] = None
 
     def request(self) -> "RunRequest":
         """The options as the core takes them."""

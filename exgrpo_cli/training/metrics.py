@@ -1,9 +1,11 @@
-"""The step's journal line: flat keys, "step" first, a key absent where it means nothing.
+"""The step's journal line, and validations: flat keys, "step" first, a key absent where it means nothing.
 
 Batch keys are over fresh rollouts of fresh questions; `replay/pass_at_1` is over the K-1 fresh members of experiential
-groups; `tokens/trained` alone counts replayed tokens.
+groups; `tokens/trained` alone counts replayed tokens. The held-out questions are asked before, during and after
+training, by the same seeds every time.
 """
 
+import itertools
 import math
 import time
 from collections import Counter
@@ -12,12 +14,21 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
 
-from exgrpo_cli.base.types import Rollout, StopReason, TokenScores, Verdict
+from exgrpo_cli.base.types import AnswerFormat, Question, Rollout, SamplingParams, StopReason, TokenScores, Verdict
 from exgrpo_cli.engines.protocols import UpdateReport
+from exgrpo_cli.engines.ranked_generator import local_generator
+from exgrpo_cli.evaluation.local import from_generator
+from exgrpo_cli.evaluation.sampling import Evaluation, QuestionRecord, graders_beside, regrade, sample_and_grade
+from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.grading.valid_traces import sum_asked, valid_trace
+from exgrpo_cli.questions.choices import options_of
 from exgrpo_cli.replay.store import Store
-from exgrpo_cli.runs.folder import PHASES
+from exgrpo_cli.runs.folder import HELDOUT, PHASES, TRAINED
+from exgrpo_cli.runs.result import remarks
+from exgrpo_cli.studies.measure import new_fall, read_validations
+from exgrpo_cli.training.state import ActiveRun
 from exgrpo_cli.training.step.groups import Group
 
 
@@ -42,9 +53,8 @@ class Clock:
 
     def metrics(self) -> dict[str, float | int]:
         """`time/<phase>` for every phase, and `time/step` for the whole since the clock was made."""
-        values = {f"time/{name}": self.seconds[name] for name in PHASES}
-        values["time/step"] = time.perf_counter() - self._started
-        return values
+        whole = time.perf_counter() - self._started
+        return {f"time/{name}": seconds for name, seconds in self.seconds.items()} | {"time/step": whole}
 
 
 def pass_at_1(groups: Sequence[Group]) -> float:
@@ -173,3 +183,140 @@ def journal_line(step: int, phase: str, *parts: Mapping[str, Any]) -> dict[str, 
             key: value for key, value in part.items() if not (isinstance(value, float) and not math.isfinite(value))
         }
     return line
+
+
+def beside(
+    evaluation: Evaluation, own: str, answer_format: AnswerFormat, pool: GradingPool
+) -> dict[str, dict[str, float]]:
+    """pass@1 by each grader that always stands beside the run's `own`, with `low`, `high` and `disagreements`."""
+    found = {}
+    for grader in graders_beside(own, (record.question for record in evaluation.records)):
+        verdicts = regrade(evaluation, answer_format, pool, grader=grader)
+        score = evaluation.with_verdicts(verdicts).score()
+        both = zip(evaluation.all_samples, verdicts, strict=True)
+        apart = sum(sample.verdict.reward != verdict.reward for sample, verdict in both)
+        found[grader] = {"pass_at_1": score.value, "low": score.low, "high": score.high, "disagreements": apart}
+    return found
+
+
+def valid_counts(evaluation: Evaluation) -> Int64[np.ndarray, " questions"] | None:
+    """Samples of each question that are right in every step; None where the task cannot tell."""
+    if sum_asked(evaluation.records[0].question) is None:
+        return None
+    return np.array(
+        [
+            sum(s.verdict is Verdict.CORRECT and bool(valid_trace(record.question, s.text)) for s in record.samples)
+            for record in evaluation.records
+        ],
+        dtype=np.int64,
+    )
+
+
+def score_json(evaluation: Evaluation, second_graders: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """pass@1 of a validation with its 95 % interval, what `beside` found, and what a constant answer would get.
+
+    Returns {`pass_at_1`, `low`, `high`, `pass_at_k`, `second_graders`, `constant_answer`, `questions`, `samples`,
+    `mean_tokens`, `clipped`}; `pass_at_k` is {k: {`value`, `low`, `high`}} for k = 1, 2, 4, ... up to the samples of a
+    question. Where steps can be checked, `valid_pass_at_1` is the share right in every step.
+    """
+    score, valid = evaluation.score(), valid_counts(evaluation)
+    # The most frequent gold: whoever answers it throughout gets this pass@1.
+    ((answer, count),) = Counter(record.question.answer for record in evaluation.records).most_common(1)
+    return {
+        "pass_at_1": score.value,
+        "low": score.low,
+        "high": score.high,
+        "pass_at_k": evaluation.pass_at_k(),
+        "second_graders": second_graders,
+        "constant_answer": {"answer": answer, "pass_at_1": count / len(evaluation.records)},
+        "questions": len(evaluation.records),
+        "samples": evaluation.samples,
+        "mean_tokens": evaluation.mean_tokens,
+        "clipped": evaluation.share_clipped,
+        **({} if valid is None else {"valid_pass_at_1": float(valid.mean()) / evaluation.samples}),
+    }
+
+
+def score_text(score: Mapping[str, Any]) -> str:
+    """pass@1 of a validation with its interval, and what a reader of it must know."""
+    interval = f"{score['pass_at_1']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
+    return f"{interval} over {score['questions']} questions{remarks(score)}"
+
+
+def ask_heldout(run: ActiveRun, when: str) -> dict[str, Any]:
+    """Score the current weights on the held-out questions, tell it and keep the counts; returns the score."""
+    parts = run.parts
+    evaluation = ask(run, run.parts.heldout, f"held-out, {when}", HELDOUT)
+    with run.timed("validation"):
+        # One rank is enough for what is only told.
+        main, own = parts.ranks.is_main, parts.config.grading.grader
+        seconds = beside(evaluation, own, parts.answer_format, parts.pool) if main else {}
+    score = score_json(evaluation, seconds)
+    run.reporter.note(f"held-out pass@1 ({parts.config.data.heldout_name}) {when}: {score_text(score)}")
+    if main and (fall := new_fall(read_validations(run.folder.path))):
+        run.reporter.note(fall)
+    return score
+
+
+def ask(run: ActiveRun, questions: Sequence[Question], what: str, asked: str) -> Evaluation:
+    """Ask the current weights, and keep how often each question was answered correctly."""
+    with run.timed("validation"):
+        parts, settings = run.parts, run.parts.config.validation
+        together = parts.config.rollout.tensor_parallel
+        own = parts.ranks.scatter(questions, together=together)
+        done = itertools.count(1)
+        evaluation = sample_and_grade(
+            [QuestionRecord(question=question, options=options_of(question)) for question in own],
+            from_generator(local_generator(parts.generator), parts.backbone.decode, parts.prompts),
+            pool=parts.pool,
+            answer_format=parts.answer_format,
+            params=SamplingParams(
+                temperature=settings.temperature,
+                top_p=settings.top_p,
+                max_new_tokens=parts.config.rollout.max_response_tokens,
+            ),
+            samples=settings.samples,
+            seed=settings.seed,
+            on_record=lambda record: run.reporter.progress(next(done), len(own), what),
+        )
+        evaluation = Evaluation(records=tuple(parts.ranks.gather_in_order(evaluation.records, together=together)))
+        if parts.ranks.is_main:
+            valid = valid_counts(evaluation)
+            run.folder.append_validation(
+                {
+                    "step": run.state.step,
+                    "asked": asked,
+                    "generated": run.state.tokens_generated,
+                    "trained": run.state.tokens_trained,
+                    "samples": evaluation.samples,
+                    "correct": " ".join(map(str, evaluation.correct)),
+                    **({} if valid is None else {"valid": " ".join(map(str, valid))}),
+                    "ids": [question.id for question in questions] if asked == TRAINED else [],
+                }
+            )
+    return evaluation
+
+
+def ask_trained(run: ActiveRun, when: str) -> None:
+    """Ask some training questions, the same ones at every call, where the settings want it."""
+    settings = run.parts.config.validation
+    if settings.train_questions == 0:
+        return
+    heldout = {question.id for question in run.parts.heldout}
+    ids = [each for each in run.parts.questions if each not in heldout]
+    chosen = np.random.default_rng(settings.seed).permutation(len(ids))[: settings.train_questions]
+    ask(run, [run.parts.questions[ids[index]] for index in sorted(chosen)], f"training questions, {when}", TRAINED)
+
+
+def validation_metrics(run: ActiveRun) -> dict[str, float | int]:
+    """`val/<benchmark>` of the current weights; remembers the best step."""
+    state, name = run.state, f"val/{run.parts.config.data.heldout_name}"
+    score = run.validated[state.step] = ask_heldout(run, f"after step {state.step}")
+    if score["pass_at_1"] > state.best_score:
+        state.best_score, state.best_step = score["pass_at_1"], state.step
+    values = {name: score["pass_at_1"], f"{name}/low": score["low"], f"{name}/high": score["high"]}
+    for at_k, at in ((f"{name}/pass_at_{k}", at) for k, at in score["pass_at_k"].items() if k != "1"):
+        values |= {at_k: at["value"], f"{at_k}/low": at["low"], f"{at_k}/high": at["high"]}
+    if "valid_pass_at_1" in score:
+        values[f"{name}/valid"] = score["valid_pass_at_1"]
+    return values | {f"{name}/{grader}": found["pass_at_1"] for grader, found in score["second_graders"].items()}

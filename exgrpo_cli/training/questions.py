@@ -16,26 +16,11 @@ from exgrpo_cli.config.settings import Config
 from exgrpo_cli.evaluation.benchmarks import benchmark_questions, load_benchmark
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.presets import preset_names
+from exgrpo_cli.questions import prepare as preparing
+from exgrpo_cli.questions import question_file
 from exgrpo_cli.questions.audit import check_golds
 from exgrpo_cli.questions.layouts import NamedFields
 from exgrpo_cli.questions.made import make_split
-from exgrpo_cli.questions.prepare import (
-    PrepareOptions,
-    default_output,
-    heldout_beside,
-    prepare,
-    read_source,
-    split_questions,
-)
-from exgrpo_cli.questions.question_file import (
-    QuestionSet,
-    content_hash,
-    is_prepared,
-    is_question_file,
-    read_metadata,
-    read_questions,
-    write_questions,
-)
 from exgrpo_cli.questions.sources import check_source, is_local
 
 # A larger question file is linked instead of copied: 100 MB (interface of the run folder).
@@ -68,7 +53,9 @@ def load_questions(config: Config, reporter: Reporter) -> RunQuestions:
             f"data.heldout {config.data.heldout!r}: held-out questions must not be trained on."
         )
     limit = config.validation.max_questions or len(heldout)
-    return RunQuestions(train=tuple(train), heldout=tuple(heldout[:limit]), train_hash=content_hash(train))
+    return RunQuestions(
+        train=tuple(train), heldout=tuple(heldout[:limit]), train_hash=question_file.content_hash(train)
+    )
 
 
 def check_questions(config: Config, reporter: Reporter) -> RunQuestions | None:
@@ -77,14 +64,14 @@ def check_questions(config: Config, reporter: Reporter) -> RunQuestions | None:
     Returns those that could be read so.
     """
     data, heldout = config.data, heldout_source(config.data)
-    for split, source in (("train", data.train), ("heldout", heldout)):
-        if source and not is_made(source):
-            require_source(source, split)
-            if is_local(source) and not is_question_file(Path(source)):
-                read_source(source, NamedFields(), reporter.progress)
-    if not is_made(data.train) and not is_question_file(Path(data.train)):
+    for source in (data.train, heldout):
+        if source and not is_made(source) and source not in preset_names("benchmarks"):
+            check_source(source)
+            if is_local(source) and not question_file.is_question_file(Path(source)):
+                preparing.read_source(source, NamedFields(), reporter.progress)
+    if not is_made(data.train) and not question_file.is_question_file(Path(data.train)):
         return None
-    if heldout and not is_made(heldout) and not is_question_file(Path(heldout)):
+    if heldout and not is_made(heldout) and not question_file.is_question_file(Path(heldout)):
         config = replace(config, data=replace(data, heldout="none"))
     return load_questions(config, reporter)
 
@@ -101,9 +88,9 @@ def heldout_source(data: DataSettings) -> str | None:
         return data.heldout if data.heldout_share is None else None
     if is_made(data.train):
         return data.train
-    if not train.is_file() or "heldout" not in read_metadata(train):
+    if not train.is_file() or "heldout" not in question_file.read_metadata(train):
         return None
-    beside = heldout_beside(train)
+    beside = preparing.heldout_beside(train)
     if not beside.is_file():
         raise InputError(f"{beside} is missing: `prepare --split` put the held-out questions of {data.train} there.")
     return str(beside)
@@ -117,7 +104,7 @@ def with_heldout(
     if source is not None:
         return train, source_questions(config, source, "heldout", reporter) if source else []
     share, most = (OWN_SHARE, OWN_MOST) if data.heldout_share is None else (data.heldout_share, None)
-    kept, heldout = split_questions(train, share, most=most)
+    kept, heldout = preparing.split_questions(train, share, most=most)
     reporter.note(
         f"held-out questions: {len(heldout)} of the {len(train)} of {data.train}, which are not trained on "
         "(--heldout FILE, BENCHMARK, a share or none chooses others)"
@@ -130,40 +117,30 @@ def source_questions(config: Config, source: str, split: str, reporter: Reporter
     if is_made(source):
         made = make_split(source, config)
         return made.train if split == "train" else made.heldout
-    if is_question_file(Path(source)):
-        return list(read_questions(source).questions)
-    options = PrepareOptions(grading=config.grading)
+    if question_file.is_question_file(Path(source)):
+        return list(question_file.read_questions(source).questions)
+    options = preparing.PrepareOptions(grading=config.grading)
     if is_local(source):
         with TemporaryDirectory(prefix="exgrpo-") as folder:
-            (report,) = prepare(source, Path(folder) / "questions.parquet", options, reporter.progress)
+            (report,) = preparing.prepare(source, Path(folder) / "questions.parquet", options, reporter.progress)
         counts = report.counts()
         dropped = "".join(f", {count} {reason}" for reason, count in counts["dropped"].items())
         reporter.note(f"{source}: {counts['kept']} of {counts['read']} questions kept{dropped}")
         return list(report.questions)
     if source in preset_names("benchmarks"):
         return list(benchmark_questions(load_benchmark(source)).questions)
-    require_source(source, split)
-    output = default_output(source)
+    check_source(source)
+    output = preparing.default_output(source)
     if not output.exists():
         reporter.note(f"preparing {source} as {output}")
-        prepare(source, output, options, reporter.progress)
-    return list(read_questions(output).questions)
-
-
-def require_source(source: str, split: str) -> None:
-    """Raise InputError for a source that is neither on disk, nor a benchmark, nor a hub id; nothing is fetched."""
-    if source in preset_names("benchmarks"):
-        return
-    try:
-        check_source(source)
-    except InputError as error:
-        raise InputError(f"data.{split}: {error}") from error
+        preparing.prepare(source, output, options, reporter.progress)
+    return list(question_file.read_questions(output).questions)
 
 
 def check_answers(config: Config, pool: GradingPool, train: tuple[Question, ...]) -> None:
     """Every gold answer must verify against itself; what `prepare` has already checked is not checked again."""
     path = Path(config.data.train)
-    if is_question_file(path) and not is_prepared(read_metadata(path)):
+    if question_file.is_question_file(path) and not question_file.is_prepared(question_file.read_metadata(path)):
         check_golds(train, pool)
 
 
@@ -177,12 +154,12 @@ def store_questions(folder: Path, config: Config, questions: RunQuestions) -> No
             continue
         path = Path(source)
         whole = name == "heldout" or heldout_source(config.data) is not None
-        if whole and is_question_file(path) and path.stat().st_size > LINK_ABOVE_BYTES:
+        if whole and question_file.is_question_file(path) and path.stat().st_size > LINK_ABOVE_BYTES:
             (folder / f"{name}.parquet").symlink_to(path.resolve())
             digest = {"source": str(path.resolve()), "sha256": file_digest(path)}
             write_json(folder / f"{name}.json", digest)
         else:
-            write_questions(folder / f"{name}.parquet", kept, {"made_by": "train", "data": source})
+            question_file.write_questions(folder / f"{name}.parquet", kept, {"made_by": "train", "data": source})
     write_manifest(folder)
 
 
@@ -195,9 +172,9 @@ def stored_questions(folder: Path, config: Config) -> RunQuestions:
     return RunQuestions(train=train.questions, heldout=heldout, train_hash=train.content_hash)
 
 
-def read_stored(path: Path) -> QuestionSet:
+def read_stored(path: Path) -> question_file.QuestionSet:
     """A question file of the run folder; a linked one must not have changed since."""
     digest = path.with_suffix(".json")
     if digest.exists() and json.loads(digest.read_text())["sha256"] != file_digest(path):
         raise InputError(f"{path.resolve()} has changed since the run began: restore it, or start a new run.")
-    return read_questions(path)
+    return question_file.read_questions(path)

@@ -27,14 +27,13 @@ from exgrpo_cli.runs.result import RESULT_FILE, Ending, write_result
 from exgrpo_cli.runs.watchdog import TimeLimit, Watchdog
 from exgrpo_cli.show.statistics import save_all
 from exgrpo_cli.studies.measure import measure
-from exgrpo_cli.training.checkpoint import export_weights, latest_step, save_checkpoint
+from exgrpo_cli.training.checkpoint import complete_steps, export_weights, save_checkpoint
 from exgrpo_cli.training.loop import run_step
-from exgrpo_cli.training.metrics import Clock
+from exgrpo_cli.training.metrics import Clock, ask_heldout, ask_trained, score_text, validation_metrics
 from exgrpo_cli.training.setup import setup_run, take_device
 from exgrpo_cli.training.state import ActiveRun
 from exgrpo_cli.training.step.groups import Group
 from exgrpo_cli.training.step.guards import Guards
-from exgrpo_cli.training.validation import ask_heldout, ask_trained, score_text, validation_metrics
 
 
 def train(
@@ -78,7 +77,7 @@ def train(
         watchdog = stack.enter_context(Watchdog(path, rank=ranks.rank, seconds=60 * config.run.phase_timeout))
         try:
             with watchdog.phase("setup"), stopper.immediate():
-                parts, state, heldout, trackers = setup_run(plan, folder, speaker, stack, ranks, is_new=not resume)
+                parts, state, trackers = setup_run(plan, folder, speaker, stack, ranks, is_new=not resume)
         except BaseException:
             if ranks.is_main and not folder.config.exists():
                 shutil.rmtree(folder.path)
@@ -87,7 +86,6 @@ def train(
             folder=folder,
             parts=parts,
             state=state,
-            heldout=heldout,
             trackers=trackers,
             reporter=speaker,
             stopper=stopper,
@@ -100,9 +98,10 @@ def train(
             run_steps(run)
         except KeyboardInterrupt:
             reason = "the time limit is near: " if time_limit.is_near else ""
+            saved = max(complete_steps(folder.checkpoints), default=0)
             raise Interrupted(
-                f"{reason}stopped after step {latest_step(folder.checkpoints) or 0} of {config.run.steps}, state "
-                f"saved; go on with: exgrpo train --resume --output {path}"
+                f"{reason}stopped after step {saved} of {config.run.steps}, state saved; go on with: exgrpo train "
+                f"--resume --output {path}"
             ) from None
         return finish(run)
 
@@ -111,7 +110,7 @@ def run_steps(run: ActiveRun) -> None:
     """Validate, train to the last step, checkpoint as settings say."""
     config, state, ranks = run.parts.config, run.state, run.parts.ranks
     guards = Guards(run.folder.metrics_lines() if ranks.is_main else ())
-    if not state.heldout_before and run.heldout:
+    if not state.heldout_before and run.parts.heldout:
         with run.stopper.immediate():
             ask_trained(run, "before training")
             state.heldout_before = ask_heldout(run, "before training")
@@ -126,7 +125,7 @@ def run_steps(run: ActiveRun) -> None:
         line, groups, notes = result
         for note in (*notes, *guards.check(line)):
             run.reporter.note(note)
-        if config.validation.every and state.step % config.validation.every == 0 and run.heldout:
+        if config.validation.every and state.step % config.validation.every == 0 and run.parts.heldout:
             line |= validation_metrics(run)
         with run.watchdog.phase("journal"):
             if ranks.is_main:
@@ -148,7 +147,7 @@ def run_steps(run: ActiveRun) -> None:
             raise KeyboardInterrupt
     if not state.finished.is_final:
         state.finished = Ending.STEPS_REACHED
-    elif ranks.from_main(lambda: latest_step(run.folder.checkpoints)) != state.step:
+    elif ranks.from_main(lambda: max(complete_steps(run.folder.checkpoints), default=0)) != state.step:
         save(run)
 
 
@@ -187,9 +186,9 @@ def finish(run: ActiveRun) -> dict[str, Any]:
     try:
         with run.stopper.immediate():
             after = run.validated.get(state.step, {})
-            if run.heldout and not after:
+            if run.parts.heldout and not after:
                 after = ask_heldout(run, f"after {state.step} steps")
-            if run.heldout:
+            if run.parts.heldout:
                 ask_trained(run, f"after {state.step} steps")
             with run.timed("export"), writing(folder.model):
                 export_run_model(run, after)
@@ -231,7 +230,7 @@ def export_run_model(run: ActiveRun, after: dict[str, Any]) -> None:
 def summarise(run: ActiveRun, after: dict[str, Any]) -> dict[str, Any]:
     """The final figures (`summary.json`)."""
     parts, state = run.parts, run.state
-    counts, replay = parts.ranks.from_main(lambda: parts.main_store.counts), parts.config.replay
+    counts = parts.ranks.from_main(lambda: parts.main_store.counts)
     return {
         "steps": state.step,
         "finished": state.finished,
@@ -243,9 +242,6 @@ def summarise(run: ActiveRun, after: dict[str, Any]) -> dict[str, Any]:
         "updates": {"applied": state.updates_applied, "skipped": state.updates_skipped},
         "wall_seconds": {name: round(seconds, 3) for name, seconds in sorted(state.seconds.items())},
         "peak_memory_bytes": max(parts.ranks.gather(peak_memory_bytes())),
-        "mixed_from_step": (
-            state.first_mixed_step(replay.start_threshold, replay.warmup_steps) if replay.enabled else None
-        ),
         "replay": {
             "questions": counts.num_questions,
             "trajectories": counts.num_trajectories,

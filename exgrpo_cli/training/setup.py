@@ -14,7 +14,6 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.files import write_json, write_text
 from exgrpo_cli.base.reporter import Reporter
-from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.engines.policy.adamw import torch_policy
 from exgrpo_cli.engines.protocols import Generator, Policy
@@ -41,8 +40,8 @@ from exgrpo_cli.training.trackers import Tracker, open_trackers
 
 def setup_run(
     plan: Plan, folder: RunFolder, reporter: Reporter, stack: ExitStack, ranks: Ranks, *, is_new: bool
-) -> tuple[Parts, RunState, tuple[Question, ...], list[Tracker]]:
-    """Parts, state, held-out questions and trackers of a run, ready for its next step; `stack` closes what is opened.
+) -> tuple[Parts, RunState, list[Tracker]]:
+    """Parts, state and trackers of a run, ready for its next step; `stack` closes what is opened.
 
     A new run's folder gets its `config.toml` last, when all else is in place.
     """
@@ -65,17 +64,23 @@ def setup_run(
     if point.step is not None:
         state = load_checkpoint(folder.checkpoints / checkpoint_name(point.step), parts)
     sync(parts)
-    names = config.run.log if ranks.is_main else ()
-    trackers = open_trackers(names, config, folder.path, stack, step=state.step)
+    trackers = open_trackers(config.run.log if ranks.is_main else (), config, folder.path, stack, step=state.step)
     # Everything has been checked: from here on the folder changes.
     if ranks.is_main:
-        store = open_store(parts, folder, questions, point.step or 0)
+        # New, or as it stood after the step. Where nothing is stored its ledger has the visits alone.
+        store = Store(
+            folder.replay,
+            identity=identity_of(config, parts.backbone.tokenizer, questions, config.rollout.logprobs),
+            rules=config.replay,
+            question_ids=[question.id for question in questions.train],
+            at_step=(point.step or 0) if (folder.replay / IDENTITY_FILE).exists() else None,
+        )
         parts = replace(parts, store=stack.enter_context(store))
     take_experience(config, parts, reporter, is_new=is_new)
     # At the start, and after the last step, a run asks the held-out questions whatever was asked before.
     validates = point.step is None or state.finished.is_final or state.step >= config.run.last_step
     ranks.from_main(lambda: begin_writing(config, folder, point, validates_again=validates))
-    return parts, state, questions.heldout, trackers
+    return parts, state, trackers
 
 
 def describe_run(config: Config, folder: RunFolder, questions: RunQuestions, ranks: Ranks) -> None:
@@ -119,18 +124,15 @@ def take_device(requested: str, local_rank: int) -> torch.device:
     return device
 
 
-def choose_run_template(config: Config, tokenizer: PreTrainedTokenizerBase) -> Template:
-    """The settings' prompt template for this tokenizer."""
-    require_box = {"auto": None, "always": True, "never": False}[config.data.require_box]
-    return choose_template(config.data.template, tokenizer, requires_box=require_box)
-
-
-def choose_prompts(config: Config, questions: RunQuestions | None, tokenizer: PreTrainedTokenizerBase) -> Template:
-    """The run's prompt template, with which every prompt is within the limit; the model need not be there.
+def choose_run_template(
+    config: Config, tokenizer: PreTrainedTokenizerBase, questions: RunQuestions | None = None
+) -> Template:
+    """The settings' prompt template, with which every prompt is within the limit; the model need not be there.
 
     Raises InputError for a template that the tokenizer cannot fill, and for a prompt over the limit.
     """
-    template = choose_run_template(config, tokenizer)
+    require_box = {"auto": None, "always": True, "never": False}[config.data.require_box]
+    template = choose_template(config.data.template, tokenizer, requires_box=require_box)
     if questions is not None:
         everything = (*questions.train, *questions.heldout)
         check_prompt_lengths(template, everything, tokenizer, max_tokens=config.data.max_prompt_tokens)
@@ -142,14 +144,14 @@ def assemble(
 ) -> Parts:
     """Load the backbone and build engines and stream; `stack` closes them.
 
-    The store comes last, by `open_store`: opening an old one cuts its ledger. Raises InputError for a prompt
+    The store comes last: opening an old one cuts its ledger. Raises InputError for a prompt
     over the limit, a template the backbone cannot fill, or an engine that is not there.
     """
     config = plan.config
     device = take_device(config.run.device, ranks.local_rank)
     with ranks.first_on_host():
         tokenizer = load_tokenizer(config.backbone, config.tiny, reporter.progress)
-    template = choose_prompts(config, questions, tokenizer)
+    template = choose_run_template(config, tokenizer, questions)
     with ranks.first_on_host():
         folder = locate(config.backbone, config.tiny, reporter.progress)
         require_model(folder)
@@ -164,6 +166,7 @@ def assemble(
     return Parts(
         config=config,
         questions={question.id: question for question in everything},
+        heldout=questions.heldout,
         prompts=prompts,
         answer_format=answer_format(template, require_eos=config.rollout.require_eos),
         backbone=backbone,
@@ -246,21 +249,6 @@ def _local_generator(plan: Plan, backbone: Backbone, prompts: Prompts, device: t
     )
     canary = Canary.of_prompt(next(iter(prompts.values())), config.rollout.temperature)
     return VLLMGenerator(settings, eos_ids=backbone.eos_ids, canary=canary)
-
-
-def open_store(parts: Parts, folder: RunFolder, questions: RunQuestions, step: int) -> Store:
-    """The experience store, new or as it stood after `step`; what its ledger holds of later steps is deleted.
-
-    Where nothing is stored its ledger has the visits alone.
-    """
-    config = parts.config
-    return Store(
-        folder.replay,
-        identity=identity_of(config, parts.backbone.tokenizer, questions, config.rollout.logprobs),
-        rules=config.replay,
-        question_ids=[question.id for question in questions.train],
-        at_step=step if (folder.replay / IDENTITY_FILE).exists() else None,
-    )
 
 
 def identity_of(

@@ -129,9 +129,9 @@ def check_start(start: RunStart) -> tuple[str, ...]:
     model = Path(config.backbone.source).expanduser()
     if config.backbone.source != "tiny" and model.is_dir():
         from exgrpo_cli.models.load import read_tokenizer
-        from exgrpo_cli.training.setup import choose_prompts
+        from exgrpo_cli.training.setup import choose_run_template
 
-        choose_prompts(config, questions, read_tokenizer(model))
+        choose_run_template(config, read_tokenizer(model), questions)
     return ()
 
 

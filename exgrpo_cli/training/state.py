@@ -125,13 +125,6 @@ class RunState:
         the run warms up."""
         return step > warmup_steps and (threshold == 0 or (0 <= self.start_exceeded_at < step))
 
-    def first_mixed_step(self, threshold: float, warmup_steps: int = 0) -> int | None:
-        """The first step that was mixed; None while none has been."""
-        if threshold > 0 and self.start_exceeded_at < 0:
-            return None
-        first = max(warmup_steps, 0 if threshold == 0 else self.start_exceeded_at) + 1
-        return first if first <= self.step else None
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
@@ -139,6 +132,8 @@ class Parts:
 
     config: Config
     questions: Mapping[str, Question]
+    """Those that are trained, then the held-out ones."""
+    heldout: tuple[Question, ...]
     prompts: Prompts
     answer_format: AnswerFormat
     backbone: Backbone
@@ -204,7 +199,6 @@ class ActiveRun:
     folder: RunFolder
     parts: Parts
     state: RunState
-    heldout: tuple[Question, ...]
     trackers: Sequence[Tracker]
     """Those of rank 0, none on the others."""
     reporter: Reporter

@@ -1,8 +1,8 @@
-"""Step metrics to TensorBoard, Weights & Biases or Trackio, beside the journal.
+"""Step metrics to TensorBoard or Weights & Biases, beside the journal.
 
 The journal stays the record of a run. A resumed run goes on in the same chart: TensorBoard hides what was logged after
-the checkpoint, the others take up the run whose id is in the run folder. Where W&B and Trackio send or keep it, their
-own variables say (WANDB_MODE, TRACKIO_DIR, TRACKIO_SPACE_ID, ...).
+the checkpoint, W&B takes up the run whose id is in the run folder, and sends it where its own variables say
+(WANDB_MODE, ...).
 """
 
 import dataclasses
@@ -17,8 +17,6 @@ from exgrpo_cli.base.errors import InputError, first_line
 from exgrpo_cli.base.files import write_text
 from exgrpo_cli.config.settings import Config
 
-PROJECT = "exgrpo"
-"""Unless WANDB_PROJECT or TRACKIO_PROJECT says otherwise."""
 Tracker = Callable[[Mapping[str, Any]], None]
 """Takes the journal line of each step, and shows its numbers."""
 
@@ -27,9 +25,8 @@ def open_trackers(
     names: Sequence[str], config: Config, run_folder: Path, stack: ExitStack, *, step: int
 ) -> list[Tracker]:
     """The trackers `names`, for a run that goes on after `step`; `stack` closes them."""
-    start = {"wandb": start_wandb, "trackio": start_trackio}
     return [
-        start[name](config, run_folder, stack) if name in start else start_tensorboard(run_folder, stack, step=step)
+        start_wandb(config, run_folder, stack) if name == "wandb" else start_tensorboard(run_folder, stack, step=step)
         for name in names
     ]
 
@@ -53,11 +50,16 @@ def start_wandb(config: Config, run_folder: Path, stack: ExitStack) -> Tracker:
     """A run of Weights & Biases in `wandb/`, named after the run folder, with the settings as its config."""
     import wandb
 
+    # Made once, the same after a resume.
+    path = run_folder / "wandb" / "run-id"
+    path.parent.mkdir(exist_ok=True)
+    if not path.exists():
+        write_text(path, uuid.uuid4().hex + "\n")
     try:
         run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            project=os.environ.get("WANDB_PROJECT", "exgrpo"),
             name=run_folder.name,
-            id=stored_id(run_folder / "wandb"),
+            id=path.read_text().strip(),
             resume="allow",
             dir=run_folder,
             config=dataclasses.asdict(config),
@@ -71,35 +73,6 @@ def start_wandb(config: Config, run_folder: Path, stack: ExitStack) -> Tracker:
     run.define_metric("step")
     run.define_metric("*", step_metric="step")
     return lambda line: run.log({"step": line["step"], **numbers(line)})
-
-
-def start_trackio(config: Config, run_folder: Path, stack: ExitStack) -> Tracker:
-    """A run of Trackio, named after the run folder and its id: `trackio show --project exgrpo` shows all runs."""
-    import trackio
-
-    try:
-        run = trackio.init(
-            project=os.environ.get("TRACKIO_PROJECT", PROJECT),
-            name=f"{run_folder.name}-{stored_id(run_folder / 'trackio')[:8]}",
-            config=dataclasses.asdict(config),
-            resume="allow",
-            embed=False,
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
-    except (ValueError, OSError) as error:
-        raise InputError(f"--log trackio cannot start: {error} Look at its TRACKIO_ variables.") from error
-    stack.callback(run.finish)
-    return lambda line: run.log(numbers(line), step=line["step"])
-
-
-def stored_id(folder: Path) -> str:
-    """The id that a run has at a tracker: made once, kept in `folder`/run-id, the same after a resume."""
-    folder.mkdir(exist_ok=True)
-    path = folder / "run-id"
-    if not path.exists():
-        write_text(path, uuid.uuid4().hex + "\n")
-    return path.read_text().strip()
 
 
 def numbers(line: Mapping[str, Any]) -> dict[str, float]:

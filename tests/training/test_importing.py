@@ -221,7 +221,6 @@ def test_the_command_makes_a_pool_that_replay_stats_shows(
     assert (shown["trajectories"], shown["buckets"]) == (24, {"1": 2, "2": 2, "3": 2})
     for arguments, said in (
         (command, "pool exists"),
-        ([*command, "--split", "0.1"], "--split is about a question file"),
         (["prepare", "--experience", str(tmp_path / "none.jsonl")], "none.jsonl does not exist"),
         (["train", "--resume", "--output", str(pool)], "pool"),
     ):

@@ -1,4 +1,4 @@
-"""Dynamic sampling and the baseline of a question's own past, through the real loop with verdicts given by hand."""
+"""Dynamic sampling, the baseline of a question's own past, and limits of store and replay, through the real loop."""
 
 import json
 import math
@@ -81,3 +81,39 @@ def test_normalised_by_the_spread_that_the_past_promises() -> None:
     found = normalised_history_advantages(np.array([1.0, 0.0]), SuccessHistory(1.0, 4.0))
     np.testing.assert_allclose(found, [2.0, -0.5], rtol=1e-5)
     assert math.isclose(SuccessHistory().after(2, 8, 0.75).pass_rate, 2.75 / 9.5)
+
+
+LIMITED = ("arithmetic.num_train=24", "data.heldout=", "rollout.questions_per_step=8", "run.steps=7")
+
+
+@pytest.mark.slow
+def test_a_draw_below_the_bound_is_given_back_and_the_step_is_fresh(small_config, tmp_path: Path) -> None:
+    """No policy that has moved reaches a bound of 1: every draw is measured, none is replayed."""
+    listener, run = Listener(), tmp_path / "run"
+    train(small_config(*LIMITED, "replay.ess_bound=1", "replay.cooldown=3"), run, reporter=listener)
+    ledger, lines = LedgerReader(run / "replay"), metrics(run)
+    scores, events, draws = (ledger.table(name).to_pandas() for name in ("scores", "events", "draws"))
+    drew = [3, 4, 5, 6, 7]
+    assert draws.groupby("step").num_drawn.sum().to_dict() == dict.fromkeys(drew, 4)
+    assert not scores.chosen.any() and sorted(scores.step.unique()) == drew
+    assert "selected" not in set(events.event) and [line["replay/used"] for line in lines] == [0] * 7
+    # All 8 are fresh, and what was only drawn is not reported as replayed.
+    assert [line["batch/questions"] for line in lines] == [8] * 7
+    measured = {line["step"]: line["replay/ess_before"] for line in lines if "replay/ess_before" in line}
+    assert list(measured) == drew and all(0 < value < 1 for value in measured.values())
+    assert not {"replay/entropy_selected", "replay/age_mean", "replay/pass_at_1"} & set().union(*lines)
+    assert [note for note in listener.notes if "replay.ess_bound" in note] == [
+        f"step {step}: the draw's effective sample size {measured[step]:.3f} is below replay.ess_bound = 1.0; "
+        "its questions stay in the buffer and the step takes fresh ones"
+        for step in drew
+    ]
+
+
+def test_collecting_before_the_start_fills_the_buffer_of_the_first_mixed_step(small_config, tmp_path: Path) -> None:
+    """Without it the first mixed step has nothing to draw (test_replay.py)."""
+    run = tmp_path / "run"
+    train(small_config(*LIMITED, "replay.collect_before_start=true", "run.steps=2"), run, reporter=Listener())
+    first, second = metrics(run)
+    assert (first["phase"], second["phase"]) == ("on-policy", "mixed")
+    assert LedgerReader(run / "replay").trajectories().to_pandas().step_born.min() == 1
+    assert first["replay/used"] == 0 < second["replay/used"]

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from run_leaves import metrics, timeless
+from run_leaves import metrics
 
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
@@ -34,24 +33,12 @@ def is_even_length(gold: str, answer: str) -> bool:
 """
 COMMAND = "from exgrpo_cli.main import main; main()"
 SETTINGS = (
-    "data.require_box=never",
-    "word_problems.num_train=30",
-    "word_problems.num_heldout=4",
-    "word_problems.examples=0",
-    "rollout.questions_per_step=4",
-    "rollout.group_size=4",
-    "rollout.max_response_tokens=16",
-    "rollout.require_eos=false",
-    "grading.grader=python:even_length:is_even_length",
-    "replay.start_threshold=0",
-    "optim.warmup_steps=0",
-    "optim.learning_rate=1e-4",
-    "run.save_every=2",
-    "run.keep_checkpoints=1",
-    "run.threads=1",
-    "run.plots=false",
-    "validation.every=0",
-)
+    "data.require_box=never", "word_problems.num_train=30", "word_problems.num_heldout=4", "word_problems.examples=0",
+    "rollout.questions_per_step=4", "rollout.group_size=4", "rollout.max_response_tokens=16",
+    "rollout.require_eos=false", "grading.grader=python:even_length:is_even_length", "replay.start_threshold=0",
+    "optim.warmup_steps=0", "optim.learning_rate=1e-4", "run.save_every=2", "run.keep_checkpoints=1", "run.threads=1",
+    "run.plots=false", "validation.every=0",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -100,30 +87,6 @@ def test_it_replays_and_its_buffer_is_shown(trained: Path, capsys: pytest.Captur
     shown = json.loads(capsys.readouterr().out)
     assert shown["stored"] == LedgerReader(trained / "replay").trajectories().num_rows > 0
     assert shown["used"] == sum(line["replay/used"] for line in lines) > 0
-
-
-def test_killed_and_resumed_it_ends_bit_for_bit_the_same(
-    trained: Path, smollm2: Path, grader: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    kill_when_saved(train(smollm2, grader, run), run)
-    assert start(grader, "train", "--resume", "--output", str(run), "--quiet", "--allow-code").wait(timeout=900) == 0
-    assert timeless(metrics(run)) == timeless(metrics(trained))
-    for name in ("model.safetensors", "config.json", "tokenizer.json"):
-        assert (run / "model" / name).read_bytes() == (trained / "model" / name).read_bytes()
-
-
-def test_what_it_exports_loads_and_answers(trained: Path, smollm2: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    model = AutoModelForCausalLM.from_pretrained(trained / "model")
-    tokenizer = AutoTokenizer.from_pretrained(trained / "model")
-    before = AutoModelForCausalLM.from_pretrained(smollm2).state_dict()
-    assert any(not torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
-    asked = [{"role": "user", "content": "What is 2 + 2?"}]
-    prompt = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    answer = model.generate(**prompt, max_new_tokens=8, do_sample=False)
-    assert tokenizer.decode(answer[0, prompt["input_ids"].shape[1] :]).strip()
 
 
 @pytest.mark.parametrize("examples", [0, 3])

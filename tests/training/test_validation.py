@@ -5,7 +5,7 @@ from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.evaluation.sampling import Evaluation, QuestionRecord, Sample
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.runs.result import remarks
-from exgrpo_cli.training.validation import beside, score_json, valid_counts
+from exgrpo_cli.training.metrics import beside, score_json, valid_counts
 
 FORMAT = AnswerFormat(opens_think=False, requires_box=False, require_eos=False)
 RESPONSES = {

@@ -49,8 +49,8 @@ class RunSettings:
     """Rollouts a step written to `samples/`."""
     plots: bool = setting(True, role="machine")
     """Draw `plots/` when the run ends; `exgrpo replay-stats` draws the replay ones at any time."""
-    log: tuple[str, ...] = setting((), ("tensorboard", "wandb", "trackio"), role="machine")
-    """Trackers besides the journal: "tensorboard", "wandb", "trackio"."""
+    log: tuple[str, ...] = setting((), ("tensorboard", "wandb"), role="machine")
+    """Trackers besides the journal: "tensorboard", "wandb"."""
 
     @property
     def whole_budget(self) -> int:

@@ -4,11 +4,10 @@ Each guard looks at the journal lines of a run, fires once when its condition ha
 is armed again when the condition ends; it changes nothing. Rollouts that another policy sampled stop the run.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.types import Rollout, Verdict
@@ -48,22 +47,18 @@ class Guards:
     def __init__(self, lines: Iterable[Line] = ()) -> None:
         """`lines` are the steps that a resumed run has behind it: they count, and nothing is said of them again."""
         self._held = [0] * len(GUARDS)
-        self._first_entropies: list[float] = []
+        self.first_entropies: list[float] = []
+        """Mean token entropies (nats) of the run's first steps."""
         for line in lines:
             self._count(line)
-
-    @property
-    def first_entropy(self) -> float:
-        """Mean token entropy (nats) of the run's first steps; NaN before any."""
-        return float(np.mean(self._first_entropies)) if self._first_entropies else float("nan")
 
     def check(self, line: Line) -> list[str]:
         """Notes after the step with this journal line; mostly nothing."""
         return [_sentence(guard, line) for guard in self._count(line)]
 
     def _count(self, line: Line) -> list[Guard]:
-        if len(self._first_entropies) < FIRST_STEPS and "policy/entropy" in line:
-            self._first_entropies.append(line["policy/entropy"])
+        if len(self.first_entropies) < FIRST_STEPS and "policy/entropy" in line:
+            self.first_entropies.append(line["policy/entropy"])
         fired = []
         for number, guard in enumerate(GUARDS):
             self._held[number] = self._held[number] + 1 if guard.holds(self, line) else 0
@@ -73,8 +68,8 @@ class Guards:
 
 
 def _collapsed(guards: Guards, line: Line) -> bool:
-    certain = line.get("policy/entropy", float("inf")) < COLLAPSED * guards.first_entropy
-    return certain and line.get("batch/pass_at_1", 1.0) < 0.5
+    first, entropy = guards.first_entropies, line.get("policy/entropy", math.inf)
+    return entropy * len(first) < COLLAPSED * sum(first) and line.get("batch/pass_at_1", 1.0) < 0.5
 
 
 def _skipping(guards: Guards, line: Line) -> bool:

@@ -10,17 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from exgrpo_cli.base.types import (
-    GradedRollout,
-    Rollout,
-    RolloutRequest,
-    SamplingParams,
-    StopReason,
-    TokenScores,
-    TokenSequence,
-    Verdict,
-    rollout_seed,
-)
+from exgrpo_cli.base import types
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines.ranked_generator import RankedGenerator
 from exgrpo_cli.grading import GradingItem
@@ -59,8 +49,8 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
     """
     config, standing_in = parts.config, experience.by_question
     wanted = missing = config.rollout.questions_per_step - len(standing_in)
-    requests: list[RolloutRequest] = []
-    graded: list[list[GradedRollout]] = []
+    requests: list[types.RolloutRequest] = []
+    graded: list[list[types.GradedRollout]] = []
     notes: list[str] = []
     rounds = 0
     while rounds < config.rollout.max_rounds and (missing or not rounds):
@@ -83,7 +73,9 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
         requests += asked
         rounds += 1
         fresh = [each for request, each in zip(requests, graded, strict=True) if request.question_id not in standing_in]
-        missing = wanted - sum(map(is_mixed, fresh))
+        # Mixed: some of a question's rollouts are right and some are not.
+        right = [{member.verdict is types.Verdict.CORRECT for member in members} for members in fresh]
+        missing = wanted - sum(len(kinds) == 2 for kinds in right)
     if not requests:
         return None
     with clock.phase("sync"):
@@ -125,15 +117,10 @@ def take_fresh(parts: Parts, num: int, drawn: Container[str]) -> list[str]:
     return parts.ranks.from_main(lambda: parts.stream.take(num, retired=parts.main_store.retired, experiential=drawn))
 
 
-def is_mixed(members: Sequence[GradedRollout]) -> bool:
-    """Whether some of a fresh question's rollouts are right and some are not."""
-    return 0 < sum(member.verdict is Verdict.CORRECT for member in members) < len(members)
-
-
-def sampling_params(config: Config) -> SamplingParams:
+def sampling_params(config: Config) -> types.SamplingParams:
     """Sampling parameters of rollouts."""
     rollout = config.rollout
-    return SamplingParams(
+    return types.SamplingParams(
         temperature=rollout.temperature,
         top_p=rollout.top_p,
         max_new_tokens=rollout.max_response_tokens,
@@ -143,15 +130,15 @@ def sampling_params(config: Config) -> SamplingParams:
 
 def rollout_requests(
     parts: Parts, state: RunState, question_ids: Sequence[str], experience: Experience
-) -> list[RolloutRequest]:
+) -> list[types.RolloutRequest]:
     """K seeds for a fresh question, fewer for an experiential one; keyed by (seed, question, visit, member)."""
     config = parts.config
     return [
-        RolloutRequest(
+        types.RolloutRequest(
             question_id=question_id,
             prompt_ids=parts.prompts[question_id],
             seeds=tuple(
-                rollout_seed(config.run.seed, question_id, state.visits.get(question_id, 0), member)
+                types.rollout_seed(config.run.seed, question_id, state.visits.get(question_id, 0), member)
                 for member in range(config.rollout.group_size - len(experience.by_question.get(question_id, ())))
             ),
             expected_tokens=state.lengths.get(question_id, state.usual_length),
@@ -161,8 +148,8 @@ def rollout_requests(
 
 
 def grade(
-    parts: Parts, requests: Sequence[RolloutRequest], rollouts: Sequence[Sequence[Rollout]]
-) -> list[list[GradedRollout]]:
+    parts: Parts, requests: Sequence[types.RolloutRequest], rollouts: Sequence[Sequence[types.Rollout]]
+) -> list[list[types.GradedRollout]]:
     """Texts and verdicts of all rollouts, in their order; every rank decodes and grades its share."""
     asked = [
         (parts.questions[request.question_id], rollout)
@@ -173,7 +160,7 @@ def grade(
         GradingItem(
             gold=question.answer,
             response=parts.backbone.decode(rollout.token_ids),
-            finished=rollout.stop_reason is StopReason.EOS,
+            finished=rollout.stop_reason is types.StopReason.EOS,
             answer_format=parts.answer_format,
             options=options_of(question),
             metadata=question.metadata,
@@ -186,15 +173,15 @@ def grade(
         [(item.response, verdict) for item, verdict in zip(items, verdicts, strict=True)]
     )
     members = (
-        GradedRollout(rollout=rollout, text=text, verdict=verdict)
+        types.GradedRollout(rollout=rollout, text=text, verdict=verdict)
         for (_, rollout), (text, verdict) in zip(asked, graded, strict=True)
     )
     return [list(itertools.islice(members, len(group))) for group in rollouts]
 
 
 def score(
-    parts: Parts, graded: Sequence[Sequence[GradedRollout]], rng: np.random.Generator
-) -> tuple[Iterator[TokenScores], dict[str, float | int], int]:
+    parts: Parts, graded: Sequence[Sequence[types.GradedRollout]], rng: np.random.Generator
+) -> tuple[Iterator[types.TokenScores], dict[str, float | int], int]:
     """Scores of every rollout under pi_old, in their order, by `rollout.logprobs`: the trainer's, or the sampler's,
     some of which, by `rng`, the trainer checks; how far both differ, and the tokens that the trainer has scored.
 
@@ -203,15 +190,18 @@ def score(
     rollouts = [member.rollout for members in graded for member in members]
     by_sampler = parts.config.rollout.logprobs == "sampler"
     checked = [rollouts[index] for index in drawn_to_check(len(rollouts), rng)] if by_sampler else rollouts
-    found: Sequence[TokenScores] = parts.policy.score(
-        [TokenSequence(prompt_ids=parts.prompts[each.question_id], response_ids=each.token_ids) for each in checked]
+    found: Sequence[types.TokenScores] = parts.policy.score(
+        [
+            types.TokenSequence(prompt_ids=parts.prompts[each.question_id], response_ids=each.token_ids)
+            for each in checked
+        ]
     )
     gap = score_gaps(checked, found)
     require_small_gap(gap, parts.config.backbone.dtype, num_checked=len(checked))
     scores = found
     if by_sampler:
         scores = [
-            TokenScores(logprobs=each.engine_logprobs, entropies=each.engine_entropies)  # type: ignore[arg-type]
+            types.TokenScores(logprobs=each.engine_logprobs, entropies=each.engine_entropies)  # type: ignore[arg-type]
             for each in rollouts
         ]
     return iter(scores), gap, sum(len(each.logprobs) for each in found)

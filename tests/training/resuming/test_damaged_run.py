@@ -227,14 +227,7 @@ def test_a_run_stopped_before_its_first_checkpoint_begins_anew(run: Path) -> Non
     assert point_of(run).step is None
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "weights.safetensors",
-        pytest.param("optimizer.pt", marks=pytest.mark.slow),
-        pytest.param("policy.json", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("name", ["weights.safetensors", "policy.json"])
 def test_what_was_damaged_before_it_was_described_is_named(run: Path, name: str) -> None:
     path = run / NEWEST / "policy" / name
     path.write_bytes(path.read_bytes()[:30])

@@ -9,7 +9,7 @@ from exgrpo_cli.base import files
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.runs.folder import RunFolder
-from exgrpo_cli.training import checkpoint, questions, run, setup
+from exgrpo_cli.training import questions, run, setup
 from exgrpo_cli.training.run import train
 from exgrpo_cli.training.start import resumed_config
 
@@ -28,7 +28,7 @@ NEW = {
 BEGUN = {
     "before its first step": killed(run, "run_steps"),
     "after its first step": killed(RunFolder, "append_metrics"),
-    "in its first checkpoint": killed(checkpoint, "finish_folder"),
+    "in its first checkpoint": killed(files, "finish_folder", when=lambda *given: given[-1].name.startswith("step-")),
 }
 
 

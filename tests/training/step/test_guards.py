@@ -9,23 +9,14 @@ from run_leaves import Listener, metrics
 from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.engines.hf.generator import HFGenerator
-from exgrpo_cli.show.page import warning
-from exgrpo_cli.show.report import run_page
 from exgrpo_cli.training.run import train
-from exgrpo_cli.training.step import rollouts
 from exgrpo_cli.training.step.guards import Guards, require_small_gap
 
 HEALTHY = {
-    "batch/pass_at_1": 0.4,
-    "batch/solve_all": 0.25,
-    "batch/solve_none": 0.25,
-    "policy/entropy": 0.3,
-    "length/clipped": 0.0,
-    "verdict/correct": 4,
-    "verdict/wrong": 6,
-    "optim/updates_applied": 2,
+    "batch/pass_at_1": 0.4, "batch/solve_all": 0.25, "batch/solve_none": 0.25, "policy/entropy": 0.3,
+    "length/clipped": 0.0, "verdict/correct": 4, "verdict/wrong": 6, "optim/updates_applied": 2,
     "optim/updates_skipped": 0,
-}
+}  # fmt: skip
 
 
 def said(*changes: dict, guards: Guards | None = None) -> dict[int, list[str]]:
@@ -102,21 +93,6 @@ def test_a_run_whose_updates_are_skipped_says_so_with_the_reason_and_ends(small_
     assert [line["optim/updates_skipped"] for line in metrics(tmp_path / "run")] == [2, 2, 2]
 
 
-def test_a_run_that_unlearns_what_it_could_says_so_and_so_does_its_page(small_config, tmp_path):
-    """One step at a learning rate of 0.1 leaves nothing of what the backbone had learnt."""
-    listener = Listener()
-    config = small_config(
-        "optim.learning_rate=0.1", "optim.warmup_steps=0", "run.steps=1", "replay.enabled=false",
-        "arithmetic.levels=[1]", "arithmetic.num_train=30", "rollout.questions_per_step=4", "arithmetic.num_heldout=20",
-        "validation.samples=16",
-    )  # fmt: skip
-    train(config, tmp_path / "run", reporter=listener)
-    [told] = [note for note in listener.notes if "has fallen" in note]
-    assert "before training to 0.000 after step 1; usual causes: a learning rate" in told
-    blocks = [block for part in run_page(tmp_path / "run").sections.values() for block in part]
-    assert warning(told) in blocks
-
-
 def test_a_sync_that_never_came_stops_the_run(small_config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hf engine shares the policy's weights, so that no log-prob shows it: the version does, after two updates."""
     monkeypatch.setattr(HFGenerator, "sync", lambda *arguments: None)
@@ -140,11 +116,3 @@ def test_rollouts_whose_gap_nobody_measured_do_not_pass() -> None:
     for unmeasured in ({}, {"policy/entropy_gap_mean": 0.0}):
         with pytest.raises(AssertionError, match="16 rollouts were scored twice, and no gap was measured"):
             require_small_gap(unmeasured, "float32", num_checked=16)
-
-
-def test_a_step_that_measures_no_gap_ends_the_run(
-    small_config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rollouts, "score_gaps", lambda checked, scores: {})
-    with pytest.raises(AssertionError, match="no gap was measured"):
-        train(small_config('data.heldout=""'), tmp_path / "run", reporter=SilentReporter())
