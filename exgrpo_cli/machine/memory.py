@@ -8,7 +8,7 @@ leaves less.
 
 import math
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +176,10 @@ class MemoryPlan:
     def peak(self) -> int:
         """The larger of update and rollouts."""
         return max(self.update_peak, self.rollout_peak)
+
+    def parts(self) -> dict[str, Any]:
+        """All of it by name, with the peaks of both phases."""
+        return asdict(self) | {"update_peak": self.update_peak, "rollout_peak": self.rollout_peak}
 
 
 def memory_plan(

@@ -1,7 +1,7 @@
 """A configuration settled on a machine, once, before anything starts; what the run needs there, and what is missing."""
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -134,13 +134,12 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """A JSON object: steps, bytes per GPU by part, tokens per step at most, what is missing."""
         run, memory = self.config.run, self.memory
-        peaks = memory and {"update_peak": memory.update_peak, "rollout_peak": memory.rollout_peak}
         return {
             "steps": run.steps,
             "budget": None if run.budget == "steps" else {"of": run.budget, "amount": run.budget_amount},
             "updates": run.steps * self.config.optim.minibatches,
             "parameters": self.shape and self.shape.num_parameters,
-            "memory": memory and peaks and asdict(memory) | peaks | {"device": "gpu" if self.on_gpu else "cpu"},
+            "memory": memory and memory.parts() | {"device": "gpu" if self.on_gpu else "cpu"},
             "disk": self.disk,
             "per_step_at_most": self._step_tokens(),
             "notes": replay_notes(self.config),
@@ -180,21 +179,14 @@ class Plan:
         return {"rollouts": rollouts, "generated": generated, "trained": trained}
 
     def _memory_lines(self, plan: MemoryPlan) -> list[str]:
-        share = plan.gpu_memory_fraction
-        of_gpu = f": {share:.2f} of the GPU (rollout.gpu_memory_fraction)" if share else ""
-        parts = {name: getattr(plan, name) for name in ("weights", "gradients", "optimizer", "activations", "logits")}
-        parts |= {
-            f"rollout engine while awake{of_gpu}": plan.rollout_engine,
-            "driver and framework": plan.context,
-            "peak during the update": plan.update_peak,
-            "peak during rollouts": plan.rollout_peak,
-            "optimizer and what is offloaded with it, in main memory, per rank": plan.optimizer_on_host,
-        }
-        shown = [(size(taken), name) for name, taken in parts.items() if taken]
-        if not self.on_gpu:
-            shown.append(("a third", "more may stay in the heap of a process (docs/engines.md)"))
-        device = f"per GPU of {plan.gpus}" if self.on_gpu else "per process on the CPU"
-        return [f"memory     {device}, at most:", *(f"           {taken:>9}  {name}" for taken, name in shown)]
+        """The parts that take any, by the names that they have in JSON too."""
+        parts = plan.parts()
+        gpus, share = parts.pop("gpus"), parts.pop("gpu_memory_fraction")
+        shown = [f"{size(taken):>9}  {name.replace('_', ' ')}" for name, taken in parts.items() if taken]
+        if share:
+            shown.append(f"{share:>9.2f}  of the GPU is the rollout engine's (rollout.gpu_memory_fraction)")
+        device = f"per GPU of {gpus}" if self.on_gpu else "per process on the CPU, where the heap may keep a third more"
+        return [f"memory     {device}, at most:", *(f"           {line}" for line in shown)]
 
 
 def require_runnable(plan: Plan, longest_prompt: int | None = None) -> None:

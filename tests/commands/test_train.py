@@ -58,7 +58,7 @@ def test_a_published_backbone_without_a_gpu_is_refused_with_its_plan(tmp_path, c
     assert run(["train", "--backbone", "qwen-math-7b"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert "peak during the update" in err
+    assert "update peak" in err
     assert "no GPU is visible" in err.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
 

@@ -183,7 +183,9 @@ def test_the_share_of_a_small_gpu_is_lowered_and_said():
     plan = plan_of(a100, "rollout.gpu_memory_fraction=0.5", backbone="qwen-math-1.5b")
     assert plan.gpu_share == 0.4
     assert plan.config.rollout.gpu_memory_fraction == 0.5, "config.toml holds what was asked for"
-    assert any("0.40 of the GPU (rollout.gpu_memory_fraction)" in line for line in plan.lines())
+    assert any(
+        "0.40  of the GPU is the rollout engine's (rollout.gpu_memory_fraction)" in line for line in plan.lines()
+    )
     assert plan.notes[-1].startswith("rollout.gpu_memory_fraction = 0.40 instead of 0.5: ")
     assert plan_of(backbone="smollm2-135m").notes == ()
 
