@@ -57,7 +57,9 @@ def last_boxed(text: str) -> str | None:
         if joined and end > following_start:
             break
         content = text[content_start : end - 1].strip()
-        if joined and not _belong_together(text[end:following_start], content, following_content):
+        between = text[end:following_start]
+        is_separated = len(between) < _ADJACENT_WITH_SEPARATOR and _SEPARATOR.search(between)
+        if joined and len(between) >= _ADJACENT and (content == following_content or not is_separated):
             break
         if not joined or content != joined[-1]:
             joined.append(content)
@@ -104,9 +106,3 @@ def _finished_boxes(text: str) -> list[tuple[int, int, int]]:
         if brace.group() != "{":
             opened.append((depth, brace.start(), brace.end()))
     return sorted(finished)
-
-
-def _belong_together(between: str, content: str, following: str) -> bool:
-    if len(between) < _ADJACENT:
-        return True
-    return content != following and len(between) < _ADJACENT_WITH_SEPARATOR and _SEPARATOR.search(between) is not None

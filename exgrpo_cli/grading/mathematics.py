@@ -146,9 +146,8 @@ def _grade_parsed(gold: str, answer: str) -> Verdict:
     answer_values = _parsed(answer)
     if not answer_values:
         return Verdict.NO_ANSWER
-    firsts = gold_values[0], answer_values[0]
-    is_same = not surely_differ(*firsts) and verify(gold_values, answer_values, timeout_seconds=None)
-    if is_same or _same_complex_number(*firsts):
+    differ = surely_differ(gold_values[0], answer_values[0])
+    if not differ and verify(gold_values, answer_values, timeout_seconds=None):
         return Verdict.CORRECT
     return Verdict.WRONG if _expressions(gold_values) else Verdict.UNPARSABLE_GOLD
 
@@ -176,7 +175,6 @@ _SMALLEST = mpmath.mpf(10) ** -6
 _LARGEST_EXPONENT = 64
 # math-verify calls decimals equal that agree to 6 places.
 _FAR_APART = mpmath.mpf(10) ** -3
-_CLOSE = mpmath.mpf(10) ** -30
 _FUNCTIONS = ("sin", "cos", "tan", "cot", "sec", "csc", "log", "exp")
 
 
@@ -193,30 +191,11 @@ def surely_differ(gold: Any, answer: Any) -> bool:
     """
     if isinstance(gold, sympy.Symbol) or isinstance(answer, sympy.Symbol):
         return False
-    return _are_close(gold, answer, _FAR_APART) is False
-
-
-def _same_complex_number(gold: Any, answer: Any) -> bool:
-    """Whether two values with i for their only letter are the same number: to math-verify it is any letter.
-
-    Equal is equal to 30 digits; False where a value is out of reach.
-    """
-    if not (isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)):
-        return False
-    letters = gold.free_symbols | answer.free_symbols
-    if {letter.name for letter in letters} != {"i"}:
-        return False
-    units = dict.fromkeys(letters, sympy.I)
-    return _are_close(gold.subs(units), answer.subs(units), _CLOSE) is True
-
-
-def _are_close(first: Any, second: Any, share: Any) -> bool | None:
-    """Whether values differ by no more than a share of the larger one, 1 at least; None where one is out of reach."""
-    values: list[Any] = [_generic_value(value) if isinstance(value, sympy.Expr) else None for value in (first, second)]
+    values: list[Any] = [_generic_value(value) if isinstance(value, sympy.Expr) else None for value in (gold, answer)]
     if None in values:
-        return None
+        return False
     with mpmath.workdps(_DIGITS):
-        return bool(abs(values[0] - values[1]) <= share * max(1, *map(abs, values)))
+        return bool(abs(values[0] - values[1]) > _FAR_APART * max(1, *map(abs, values)))
 
 
 @lru_cache(maxsize=1024)
@@ -232,11 +211,15 @@ def _generic_value(expression: Any) -> Any:
 def _evaluate(expression: Any) -> Any:
     kind = type(expression)
     if expression.is_Rational:
-        value = _rational(expression)
+        if max(abs(expression.p), expression.q) > _LARGEST:
+            raise _OutOfReachError
+        value = mpmath.mpf(int(expression.p)) / int(expression.q)
     elif expression.is_Float:
         value = mpmath.mpf(str(expression))
     elif kind is sympy.Symbol:
-        value = _generic_point(expression.name)
+        # A number between 1 and 2 that belongs to its name and satisfies no equation that an answer would have.
+        code = sum(ord(letter) * 31**place for place, letter in enumerate(expression.name)) % 9973
+        value = 1 + mpmath.frac(mpmath.sqrt(2) * code + mpmath.e)
     elif kind in _OPERATIONS:
         value = _OPERATIONS[kind](*map(_evaluate, expression.args))
     else:
@@ -246,22 +229,10 @@ def _evaluate(expression: Any) -> Any:
     return value
 
 
-def _rational(number: Any) -> Any:
-    if max(abs(number.p), number.q) > _LARGEST:
-        raise _OutOfReachError
-    return mpmath.mpf(int(number.p)) / int(number.q)
-
-
 def _power(base: Any, exponent: Any) -> Any:
     if abs(exponent) > _LARGEST_EXPONENT:
         raise _OutOfReachError
     return mpmath.power(base, exponent)
-
-
-def _generic_point(name: str) -> Any:
-    """A number between 1 and 2 that belongs to a symbol's name and satisfies no equation that an answer would have."""
-    code = sum(ord(letter) * 31**place for place, letter in enumerate(name)) % 9973
-    return 1 + mpmath.frac(mpmath.sqrt(2) * code + mpmath.e)
 
 
 _OPERATIONS: dict[type, Callable[..., Any]] = {

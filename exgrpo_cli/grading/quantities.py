@@ -160,9 +160,11 @@ def _unit(text: str) -> Unit | None:
             parts.append((symbol, power * int(exponent or _SUFFIXES[word])))
             may_be_raised = False
         elif word:
-            parts.append((_symbol_of(word), sign * pending))
-            if parts[-1][0] not in _SYMBOLS:
+            name = word.lower()
+            symbol = word if word in _SYMBOLS else _NAMES.get(name) or _NAMES.get(name.removesuffix("s"), "")
+            if not symbol:
                 return None
+            parts.append((symbol, sign * pending))
             pending, may_be_raised = 1, True
     return _product(parts) if parts else None
 
@@ -176,10 +178,3 @@ def _product(parts: list[tuple[str, int]]) -> Unit:
         for name, own in dimensions.items():
             powers[name] += own * power
     return Unit(dimensions=tuple(sorted((name, power) for name, power in powers.items() if power)), factor=factor)
-
-
-def _symbol_of(word: str) -> str:
-    if word in _SYMBOLS:
-        return word
-    name = word.lower()
-    return _NAMES.get(name) or _NAMES.get(name.removesuffix("s"), "")

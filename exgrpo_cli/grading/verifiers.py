@@ -1,4 +1,4 @@
-"""Verifiers that a question or a user brings: countdown, reasoning-gym's scorers, a function of one's own.
+"""Verifiers that a question or a user brings: countdown, reasoning-gym's scorers, one's own function, sums by line.
 
 What a question carries beside its gold answer is a JSON table: `{"verifier": "countdown", "numbers": [2, 3], "target":
 6}` names the verifier of the question. The default grader `math` grades such a question by it; a grader that was chosen
@@ -11,15 +11,17 @@ import json
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
 from exgrpo_cli.base.errors import InputError, nearest
-from exgrpo_cli.base.types import Verdict
+from exgrpo_cli.base.types import Question, Verdict
 from exgrpo_cli.config.names import GYM, load_function
+from exgrpo_cli.grading.extract import THINK_END, last_boxed
 from exgrpo_cli.grading.plain import tables, verdict_of
 
 COUNTDOWN = "countdown"
@@ -142,3 +144,87 @@ def load_own(grader: str) -> Callable[[str, str, str | None], Verdict]:
         return result if isinstance(result, Verdict) else verdict_of(result)
 
     return grade
+
+
+# Every line of a worked answer, checked where the question lets it, to tell luck from reasoning.
+# A running sum (`questions.made.arithmetic`) or a sum modulo m (`questions.made.modular`) is worked out
+# validly when each line takes numbers that are at hand, terms of the question not yet used or results of earlier lines,
+# when what it says is true, and when the last result uses up everything and is the boxed answer. The order and the
+# grouping are free; what is taken away may be added up first and taken away together. Lines after the last result, such
+# as a check of it, only have to be true.
+_SUM = re.compile(r"(\d{1,9}(?:[+-]\d{1,9})+)=\?")
+_LINE = re.compile(r"(-?\d{1,9}(?:[+-]\d{1,9})+)=(-?\d{1,9})")
+_NUMBER = re.compile(r"[+-]?\d+")
+ARITHMETIC = "arithmetic"
+"""Source of running sums, as a question file has it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sum:
+    """The terms that a question asks to be added up."""
+
+    terms: tuple[int, ...]
+    """Signed."""
+    modulus: int | None = None
+
+
+Held = tuple[int, int]
+"""A number at hand: its size (0 or more) that counts for the sum, or against it where its sign, the second, is -1."""
+Line = tuple[tuple[int, ...], int]
+"""Signed operands and what the line says they come to."""
+
+
+def sum_asked(question: Question) -> Sum | None:
+    """The sum that a question asks for, by its metadata or its text; None for any other question."""
+    known = read_metadata(question.metadata)
+    if known.get("trace") == "sum":
+        return Sum(terms=tuple(known["terms"]), modulus=known["modulus"])
+    is_plain = question.source == ARITHMETIC and not known
+    asked = _SUM.fullmatch(question.prompt[-1].content) if is_plain else None
+    return Sum(terms=_numbers(asked[1])) if asked else None
+
+
+def valid_trace(question: Question, response: str) -> bool | None:
+    """Whether the working of `response` holds; None where the question's cannot be checked."""
+    asked = sum_asked(question)
+    if asked is None:
+        return None
+    thinking, ended, answer = response.partition(THINK_END)
+    read = [_LINE.fullmatch(text.strip()) for text in thinking.strip().splitlines()]
+    lines = [(_numbers(line[1]), int(line[2])) for line in read if line]
+    if not ended or not lines or None in read:
+        return False
+    result = _result(lines, Counter(_held(term, 1) for term in asked.terms), asked.modulus)
+    return result is not None and last_boxed(answer) == str(result)
+
+
+def _result(lines: Sequence[Line], at_hand: Counter[Held], modulus: int | None) -> int | None:
+    """The number that the lines come to; None where one of them does not hold, or where they leave something over."""
+    if at_hand.total() == 1:
+        ((size, sign),) = at_hand.elements()
+        return sign * size if all(_is_true(line, modulus) for line in lines) else None
+    if not lines or not _is_true(lines[0], modulus):
+        return None
+    operands, value = lines[0]
+    # A line adds up what counts for the sum, or, modulo nothing, what counts against it.
+    for sign in (1,) if modulus else (1, -1):
+        taken = Counter(_held(operand, sign) for operand in operands)
+        if taken <= at_hand:
+            result = _result(lines[1:], at_hand - taken + Counter([_held(value, sign)]), modulus)
+            if result is not None:
+                return result
+    return None
+
+
+def _held(value: int, sign: int) -> Held:
+    """A zero counts for the sum."""
+    return abs(value), sign * ((value > 0) - (value < 0)) or 1
+
+
+def _is_true(line: Line, modulus: int | None) -> bool:
+    operands, value = line
+    return value == (sum(operands) % modulus if modulus else sum(operands))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in _NUMBER.findall(text))

@@ -26,7 +26,7 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import read_json_lines
 from exgrpo_cli.base.statistics import avg_at_k, compare_paired
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.grading.valid_traces import sum_asked, valid_trace
+from exgrpo_cli.grading.verifiers import sum_asked, valid_trace
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
 from exgrpo_cli.ledger.schemas import Event
 from exgrpo_cli.questions.question_file import read_questions

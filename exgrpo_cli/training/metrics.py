@@ -22,7 +22,7 @@ from exgrpo_cli.engines.ranked_generator import local_generator
 from exgrpo_cli.evaluation.local import from_generator
 from exgrpo_cli.evaluation.sampling import Evaluation, QuestionRecord, graders_beside, regrade, sample_and_grade
 from exgrpo_cli.grading import GradingPool
-from exgrpo_cli.grading.valid_traces import sum_asked, valid_trace
+from exgrpo_cli.grading.verifiers import sum_asked, valid_trace
 from exgrpo_cli.questions.choices import options_of
 from exgrpo_cli.replay.store import Store
 from exgrpo_cli.runs.folder import HELDOUT, PHASES, TRAINED

@@ -5,7 +5,7 @@ left to right its value never falls below 0. A keyed hash of the expression alon
 seed, size or choice of levels can make the pools overlap.
 
 Modular: `(7+5+8)%5=?` adds n + 1 terms from 2 to 9; a guess is right one time in m, and every line of a trace can be
-checked. Its metadata say what was asked, so that `exgrpo_cli.grading.valid_traces` can tell a derivation from a lucky
+checked. Its metadata say what was asked, so that `exgrpo_cli.grading.verifiers` can tell a derivation from a lucky
 hit.
 
 Traces have the variety and the faults of a warm-start corpus. A derivation is first planned (which terms are added in
