@@ -5,7 +5,7 @@ comparisons of the table, and those of pass@k, at the largest k of each benchmar
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -317,11 +317,8 @@ def results_in(path: Path) -> list[ResultsFolder]:
     """
     if not path.is_dir():
         raise InputError(f"{path} is no folder: name results folders, as `exgrpo evaluate` writes them.")
-    found = _results_among([path]) or _results_among(path.iterdir())
+    places = [path] if (path / "protocol.json").is_file() else sorted(path.iterdir())
+    found = [ResultsFolder(each) for each in places if (each / "protocol.json").is_file()]
     if not found and not (path / "table.md").is_file():
         raise InputError(f"{path} holds no results: neither it nor a folder in it has a protocol.json.")
     return found
-
-
-def _results_among(paths: Iterable[Path]) -> list[ResultsFolder]:
-    return [ResultsFolder(path) for path in sorted(paths) if (path / "protocol.json").is_file()]
