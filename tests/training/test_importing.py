@@ -39,13 +39,8 @@ def rows(config_of: Callable[..., Config]) -> list[dict]:
         for member in range(K):
             right = member <= position % 3
             answer = question.answer if right else "no idea"
-            found.append(
-                {
-                    "question": question.prompt[-1].content,
-                    "text": f"try {member}</think>\\boxed{{{answer}}}",
-                    "reward": float(right),
-                }
-            )
+            text = f"try {member}</think>\\boxed{{{answer}}}"
+            found.append({"question": question.prompt[-1].content, "text": text, "reward": float(right)})
     return found
 
 

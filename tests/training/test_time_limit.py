@@ -146,11 +146,7 @@ def test_what_spends_too_little_ends_after_four_times_its_steps(small_config, tm
     ("budget", "amount", "said"),
     [
         ("steps", 5.0, r"run\.budget_amount = 5\.0 contradicts run\.budget = 'steps'.*; set run\.budget"),
-        (
-            "generated",
-            0.0,
-            r"run\.budget = 'generated' contradicts run\.budget_amount = 0\.0.*; set ",
-        ),
+        ("generated", 0.0, r"run\.budget = 'generated' contradicts run\.budget_amount = 0\.0.*; set "),
         ("seconds", -1.0, r"run\.budget_amount = -1\.0 is out of range: use "),
     ],
 )

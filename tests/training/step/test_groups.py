@@ -1,4 +1,4 @@
-"""Groups: advantages over all members, rows, and what a batch's metrics count."""
+"""Groups: advantages over all members, rows, what a batch's metrics count; what other graders say of a validation."""
 
 import math
 from dataclasses import replace
@@ -8,6 +8,7 @@ import pytest
 
 from exgrpo_cli.algo.advantages import centred_advantages
 from exgrpo_cli.base.types import (
+    AnswerFormat,
     GradedRollout,
     Message,
     Question,
@@ -17,18 +18,15 @@ from exgrpo_cli.base.types import (
     Trajectory,
     Verdict,
 )
+from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.engines.protocols import UpdateReport
+from exgrpo_cli.evaluation.sampling import Evaluation, QuestionRecord, Sample
+from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.replay.by_question import effective_sample_share
 from exgrpo_cli.replay.place import Replayed
 from exgrpo_cli.replay.replace import whole_share
-from exgrpo_cli.training.metrics import (
-    batch_metrics,
-    journal_line,
-    pass_at_1,
-    score_gaps,
-    truncation,
-    update_metrics,
-)
+from exgrpo_cli.runs.result import remarks
+from exgrpo_cli.training import metrics
 from exgrpo_cli.training.step.groups import Group
 
 QUESTION = Question(id="q", prompt=(Message(role="user", content="1+1=?"),), answer="2", source="test")
@@ -74,18 +72,6 @@ def group(*verdicts: Verdict, replayed: bool = False) -> Group:
     )
 
 
-def test_a_mixed_group_counts_the_replayed_success_in_its_mean() -> None:
-    """Rewards 0, 0, 1 and the replayed 1: mean 1/2, so advantages -1/2, -1/2, 1/2, 1/2; without it the mean is 1/3."""
-    mixed = group(Verdict.WRONG, Verdict.NO_ANSWER, Verdict.CORRECT, replayed=True)
-    rows = mixed.rows(centred_advantages)
-    assert [row.advantage for row in rows] == [-0.5, -0.5, 0.5, 0.5]
-    assert [row.replayed for row in rows] == [False, False, False, True]
-    assert mixed.success_count == 2
-    assert mixed.num_fresh_correct == 1
-    fresh = group(Verdict.WRONG, Verdict.NO_ANSWER, Verdict.CORRECT)
-    np.testing.assert_allclose([row.advantage for row in fresh.rows(centred_advantages)], [-1 / 3, -1 / 3, 2 / 3])
-
-
 def stored_rows(*rewards: float) -> tuple[Replayed, ...]:
     rows = [replace(trajectory(), reward=reward) for reward in rewards]
     return tuple(Replayed(trajectory=row, behaviour_logprobs=row.behaviour_logprobs) for row in rows)
@@ -107,13 +93,17 @@ C, W = Verdict.CORRECT, Verdict.WRONG
         ((C, W), (1,) * 8, {"joined": True, "own_advantages": True}, [0.5, -0.5, *[0.0] * 8], 1),
         # K = 4, two stored successes stand in for rollouts: k counts them, the mean 3/4 is over all four.
         ((C, W), (1, 1), {}, [0.25, -0.75, 0.25, 0.25], 3),
+        # Rewards 1, 0, 0 and the replayed 1: mean 1/2; without it the mean would be 1/3.
+        ((C, W, Verdict.NO_ANSWER), (1,), {}, [0.5, -0.5, -0.5, 0.5], 2),
     ],
 )  # fmt: skip
 def test_stored_rows_beside_rollouts_or_in_their_place(
     fresh: tuple, stored: tuple, how: dict, advantages: list[float], k: int
 ) -> None:
     found = replace(group(*fresh), replayed=stored_rows(*stored), **how)
-    assert [row.advantage for row in found.rows(centred_advantages)] == advantages
+    rows = found.rows(centred_advantages)
+    assert [row.advantage for row in rows] == advantages
+    assert [row.replayed for row in rows] == [False] * len(fresh) + [True] * len(stored)
     assert found.success_count == k and found.is_mixed and found.is_experiential != found.joined
 
 
@@ -138,31 +128,26 @@ def test_batch_metrics_leave_experiential_groups_to_replay_keys() -> None:
         group(Verdict.CORRECT, Verdict.CORRECT),
         group(Verdict.WRONG, Verdict.WRONG, replayed=True),
     ]
-    values = batch_metrics(groups)
-    assert values["batch/pass_at_1"] == values["reward/mean"] == 0.75
-    assert values["batch/solve_all"] == 0.5
-    assert values["batch/solve_none"] == 0.0
-    assert values["replay/pass_at_1"] == 0.0
-    assert values["tokens/generated"] == 6 * 3
-    assert values["verdict/wrong"] == 3
-    assert values["verdict/no_answer"] == 0
+    expected = {"batch/pass_at_1": 0.75, "reward/mean": 0.75, "batch/solve_all": 0.5, "batch/solve_none": 0.0}
+    expected |= {"replay/pass_at_1": 0.0, "tokens/generated": 6 * 3, "verdict/wrong": 3, "verdict/no_answer": 0}
+    assert expected.items() <= metrics.batch_metrics(groups).items()
 
 
 def test_the_start_threshold_sees_all_rollouts_of_the_batch() -> None:
-    assert pass_at_1([group(Verdict.CORRECT, Verdict.WRONG), group(Verdict.WRONG, Verdict.WRONG)]) == 0.25
-    assert math.isnan(pass_at_1([]))
+    assert metrics.pass_at_1([group(Verdict.CORRECT, Verdict.WRONG), group(Verdict.WRONG, Verdict.WRONG)]) == 0.25
+    assert math.isnan(metrics.pass_at_1([]))
 
 
 def test_log_prob_gap_is_absolute() -> None:
     """Trainer -0.5; engine -0.4 for one rollout and -0.7 for the other: gaps 0.1 and 0.2 over 3 tokens each."""
     rollouts = [member(Verdict.WRONG, engine=engine).rollout for engine in (-0.4, -0.7)]
-    gap = score_gaps(rollouts, [scores(), scores()])
+    gap = metrics.score_gaps(rollouts, [scores(), scores()])
     assert "policy/entropy_gap_mean" not in gap
     told = [
         replace(each, engine_entropies=np.full(3, 0.5 - 0.25 * index, np.float32))
         for index, each in enumerate(rollouts)
     ]
-    entropies = score_gaps(told, [scores(), scores()])
+    entropies = metrics.score_gaps(told, [scores(), scores()])
     assert entropies["policy/entropy_gap_mean"] == 0.125 and entropies["policy/entropy_gap_max"] == 0.25
     assert gap["policy/logprob_gap_mean"] == pytest.approx(0.15, abs=1e-6)
     assert gap["policy/logprob_gap_max"] == pytest.approx(0.2, abs=1e-6)
@@ -189,12 +174,14 @@ def test_the_engines_log_probs_weigh_fresh_tokens_up_to_the_cap() -> None:
     # The clipped ratio stays pi_theta / pi_old; what the ledger stores is who sampled.
     np.testing.assert_array_equal(rows[0].behaviour_logprobs, scores().logprobs)
     np.testing.assert_array_equal(pair.behaviour_logprobs()[0], pair.fresh[0].rollout.engine_logprobs)
-    values = truncation([pair])
+    values = metrics.truncation([pair])
     assert values["policy/tis_weight"] == pytest.approx(1.75, rel=1e-6)
     assert values["policy/tis_truncated"] == 0.5
     # Recomputed log-probs need no weights.
     own = replace(pair, tis_cap=None)
-    assert [row.importance_weights for row in own.rows(centred_advantages)] == [None, None] and truncation([own]) == {}
+    assert [row.importance_weights for row in own.rows(centred_advantages)] == [None, None] and metrics.truncation(
+        [own]
+    ) == {}
     np.testing.assert_array_equal(own.behaviour_logprobs()[0], own.scores[0].logprobs)
 
 
@@ -209,12 +196,10 @@ def test_update_metrics_average_means_and_take_maxima_of_maxima() -> None:
             metrics={"policy/ratio_fresh": ratio, "policy/ratio_fresh_max": largest},
         )
 
-    values = update_metrics([report(1.0, 1.5), report(2.0, 3.0, applied=False)])
-    assert values["policy/ratio_fresh"] == 1.5
-    assert values["policy/ratio_fresh_max"] == 3.0
-    assert (values["optim/updates_applied"], values["optim/updates_skipped"]) == (1, 1)
-    assert values["tokens/trained"] == 20
-    line = journal_line(1, "mixed", values)
+    values = metrics.update_metrics([report(1.0, 1.5), report(2.0, 3.0, applied=False)])
+    expected = {"policy/ratio_fresh": 1.5, "policy/ratio_fresh_max": 3.0, "tokens/trained": 20}
+    assert (expected | {"optim/updates_applied": 1, "optim/updates_skipped": 1}).items() <= values.items()
+    line = metrics.journal_line(1, "mixed", values)
     assert "optim/grad_norm" not in line, "JSON has no infinity: the key is absent"
     assert list(line)[:2] == ["step", "phase"]
 
@@ -237,3 +222,55 @@ def test_effective_sample_share_by_hand(past: float, now: tuple[float, float], s
 def test_experiential_questions_are_the_floor_of_rho_times_b(ratio: float, questions: int, expected: int) -> None:
     """0.29 * 100 is 28.999999999999996 in binary: the floor of the product as written is 29."""
     assert whole_share(ratio, questions) == expected
+
+
+FORMAT = AnswerFormat(opens_think=False, requires_box=False, require_eos=False)
+RESPONSES = {
+    r"\boxed{7}": Verdict.CORRECT,
+    "The answer is 7.": Verdict.CORRECT,  # Oat's grader wants a box.
+    r"\boxed{8}": Verdict.WRONG,
+    r"\boxed{9}": Verdict.WRONG,
+}
+
+
+def answered(question: str, source: str, responses: dict[str, Verdict]) -> Evaluation:
+    """An evaluation of one question whose answer is 7, by these responses and verdicts."""
+    asked = Question(id="seven", prompt=(Message(role="user", content=question),), answer="7", source=source)
+    samples = tuple(
+        Sample(member=i, seed=i, text=text, num_tokens=3, stop_reason=StopReason.EOS, logprob=None, verdict=verdict)
+        for i, (text, verdict) in enumerate(responses.items())
+    )
+    return Evaluation(records=(QuestionRecord(question=asked, samples=samples),))
+
+
+def test_oat_stands_beside_math_verify_and_beside_no_other():
+    evaluation = answered("3 + 4", "here", RESPONSES)
+    with GradingPool(GradingSettings(workers=1)) as pool:
+        found = metrics.beside(evaluation, "math", FORMAT, pool)
+        assert metrics.beside(evaluation, "exact", FORMAT, pool) == {}
+    assert (found["oat"]["pass_at_1"], found["oat"]["disagreements"]) == (0.25, 1)
+    score = metrics.score_json(evaluation, found)
+    assert score["pass_at_1"] == 0.5
+    # One question that is answered rightly in two samples of four.
+    at_four = score["pass_at_k"]["4"]
+    assert at_four["value"] == 1.0
+    told = f"; pass@4 1.000 [{at_four['low']:.3f}, 1.000]; not above 1.000, what answering 7 throughout gets"
+    assert remarks(score) == f"{told}; by oat 0.250 (differs on 1)"
+    assert remarks(metrics.score_json(evaluation, {})) == told
+
+
+def test_answers_that_are_right_in_every_step_are_counted():
+    right, wrong = Verdict.CORRECT, Verdict.WRONG
+    texts = {
+        "3+4=7\n</think>\n\\boxed{7}": right,
+        "</think>\n\\boxed{7}": right,
+        "3+4=8\n</think>\n\\boxed{7}": right,
+        "3+4=7\n</think>\n8": wrong,
+    }
+    evaluation = answered("3+4=?", "arithmetic", texts)
+    assert metrics.valid_counts(evaluation).tolist() == [1]
+    score = metrics.score_json(evaluation, {})
+    assert (score["pass_at_1"], score["valid_pass_at_1"]) == (0.75, 0.25)
+    assert "; 0.250 right in every step; not above 1.000" in remarks(score)
+    evaluation = answered("3+4=?", "mine", texts)
+    assert metrics.valid_counts(evaluation) is None and "valid_pass_at_1" not in metrics.score_json(evaluation, {})
