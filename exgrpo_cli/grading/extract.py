@@ -12,7 +12,6 @@ from exgrpo_cli.base.types import AnswerFormat
 THINK_END = "</think>"
 
 _BRACES = re.compile(r"\\boxed\s*\{|[{}]")
-_BRACE = re.compile("[{}]")
 _SEPARATOR = re.compile(r"\b(?:and|or)\b|[,;]")
 # math-verify's own distances, in characters: boxes this close belong together, without or with a separator.
 _ADJACENT = 10
@@ -75,15 +74,11 @@ def boxed_or_all(text: str) -> str:
 
 def last_box(text: str) -> str | None:
     """Content of the last `\\boxed{}` alone; None where that one is not finished, whatever stands before it."""
-    start = text.rfind(r"\boxed{")
-    if start < 0 or start != text.rfind(r"\boxed"):
+    boxes = _finished_boxes(text)
+    if not boxes or boxes[-1][0] != text.rfind(r"\boxed"):
         return None
-    depth = 0
-    for brace in _BRACE.finditer(text, start):
-        depth += 1 if brace.group() == "{" else -1
-        if depth == 0:
-            return text[start + len(r"\boxed{") : brace.start()]
-    return None
+    start, content_start, end = boxes[-1]
+    return text[content_start : end - 1] if content_start - start == len(r"\boxed{") else None
 
 
 def _finished_boxes(text: str) -> list[tuple[int, int, int]]:

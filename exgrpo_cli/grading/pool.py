@@ -109,8 +109,7 @@ class GradingPool:
 
         Raises RunError as `submit` and its futures do.
         """
-        route = self._routes[grader] if grader else self._route
-        return self._verdicts_of([route_item(route, item) for item in items])
+        return self._verdicts_of([route_item(self._routes[grader or self._settings.grader], item) for item in items])
 
     def has(self, grader: str) -> bool:
         """Whether this pool can grade by `grader` too: every built-in one, unless its own is a user's function."""
@@ -122,7 +121,7 @@ class GradingPool:
         For the end of an evaluation, when nothing else is graded. An answer that fails again is not tried against
         further golds, and after 32 failures nothing is: what never ends costs a bounded time.
         """
-        route = self._routes[grader] if grader else self._route
+        route = self._routes[grader or self._settings.grader]
         failed: set[str] = set()
         verdicts: list[Verdict] = []
         for routed in (route_item(route, item) for item in items):

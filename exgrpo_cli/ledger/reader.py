@@ -192,10 +192,16 @@ def read_catalogue(folder: Path) -> Catalogue:
 
 
 def _read_once(folder: Path) -> Catalogue:
-    listed, problems = {}, []
-    for table in COMMIT_FIRST:
-        listed[table], problem = _readable_prefix(folder, table)
-        problems += problem
+    listed: dict[str, list[PartInfo]] = {table: [] for table in COMMIT_FIRST}
+    problems = []
+    for table, readable in listed.items():
+        paths = list_parts(folder, table)
+        try:
+            for path in paths:
+                readable.append(inspect_part(table, path))
+        except DamagedBytes as error:
+            left, step = len(paths) - len(readable), steps_of(paths[len(readable)])[0]
+            problems.append(f"{error}; {left} parts of {table} from step {step} left out")
     commit, mismatch = _last_whole_commit(listed)
     last_step, totals = (commit.last_step, commit.totals) if commit else (0, dict.fromkeys(TABLES, 0))
     kept = {table: tuple(part for part in listed[table] if commit and part.first_step <= last_step) for table in TABLES}
@@ -206,19 +212,6 @@ def _read_once(folder: Path) -> Catalogue:
     if unfinished := list_unfinished(folder):
         problems.append(f"{len(unfinished)} unfinished files ignored")
     return Catalogue(parts=kept, totals=totals, last_step=last_step, dropped="; ".join(problems))
-
-
-def _readable_prefix(folder: Path, table: str) -> tuple[list[PartInfo], list[str]]:
-    """Parts up to the first unreadable one, and what is wrong with that one."""
-    paths = list_parts(folder, table)
-    readable: list[PartInfo] = []
-    for path in paths:
-        try:
-            readable.append(inspect_part(table, path))
-        except DamagedBytes as error:
-            left = f"{len(paths) - len(readable)} parts of {table} from step {steps_of(path)[0]} left out"
-            return readable, [f"{error}; {left}"]
-    return readable, []
 
 
 def _last_whole_commit(listed: Mapping[str, Sequence[PartInfo]]) -> tuple[PartInfo | None, str]:

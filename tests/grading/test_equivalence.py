@@ -131,16 +131,3 @@ def test_a_gold_rewritten_is_correct(pool: GradingPool, gold: str, first: str, s
 def test_a_gold_changed_is_wrong(pool: GradingPool, gold: str, perturbation: str, rewriting: str) -> None:
     answer = EQUIVALENCES[rewriting](PERTURBATIONS[perturbation](gold))
     assert verdicts(pool, [(gold, answer)]) == [Verdict.WRONG], answer
-
-
-# A mark around a sum of money, or around notation that is read as a whole alone, makes another text of it.
-REWRITTEN = [case for case in CASES if case[0] != "arguments without braces" and not set("$€£¢") & set(case[2])]
-
-
-@settings(max_examples=200, deadline=None)
-@given(case=st.sampled_from(REWRITTEN), way=st.sampled_from(["full stop", "dollars", "quad", "display style"]))
-def test_a_case_of_the_table_stays_what_it_is_with_marks_around_it(
-    pool: GradingPool, case: tuple[str, str, str, bool], way: str
-) -> None:
-    _, gold, answer, is_right = case
-    assert (verdicts(pool, [(gold, EQUIVALENCES[way](answer))]) == [Verdict.CORRECT]) is is_right, (gold, answer)
