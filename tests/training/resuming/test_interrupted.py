@@ -110,7 +110,7 @@ NEW = {
     "before its questions": killed(setup, "load_questions"),
     "among its questions": killed(questions, "write_manifest"),
     "with all its parts": killed(setup, "sync"),
-    "with its ledger": killed(setup, "warm_start"),
+    "with its ledger": killed(setup, "take_experience"),
     "while config.toml is written": killed(files, "publish", when=lambda *given: Path(given[-1]).name == "config.toml"),
 }
 """Moments of a set-up after which there is no configuration to resume with."""
