@@ -24,7 +24,7 @@ from exgrpo_cli.base.types import TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.run import OptimSettings
 from exgrpo_cli.engines.policy.adamw import torch_policy
-from exgrpo_cli.engines.policy.policy import SteppedPolicy
+from exgrpo_cli.engines.policy.policy import Policy
 from exgrpo_cli.machine.memory import Shape, preset_config, shape_of
 
 PUBLISHED_RATES = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
@@ -110,9 +110,7 @@ def update_flops(shape: Shape, made: list[TrainingRow], *, tied: bool) -> float:
     return float(6 * (body * inputs + head * responses + shape.num_layers * shape.query_size * squares))
 
 
-def step(
-    policy: SteppedPolicy, made: list[TrainingRow], arguments: argparse.Namespace, *, mixed: bool
-) -> dict[str, Any]:
+def step(policy: Policy, made: list[TrainingRow], arguments: argparse.Namespace, *, mixed: bool) -> dict[str, Any]:
     """Seconds of each phase of one step."""
     device = policy.model.device
     seconds: dict[str, float] = {}

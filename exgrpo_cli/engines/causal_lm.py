@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from exgrpo_cli.base.errors import InputError
@@ -121,32 +119,6 @@ def refuse_unsupported(module: nn.Module, arguments: dict[str, object]) -> None:
                 f"{type(module).__name__} asks its attention for {name!r}, which the hf and torch engines do not "
                 f"compute; use a backbone with plain softmax attention."
             )
-
-
-def causal_attention(
-    queries: Float[Tensor, "rows heads asking width"],
-    keys: Float[Tensor, "rows kv_heads columns width"],
-    values: Float[Tensor, "rows kv_heads columns width"],
-    scaling: float,
-    visible: Bool[Tensor, "rows 1 asking columns"] | None = None,
-) -> Float[Tensor, "rows heads asking width"]:
-    """Causal attention without a mask, or of what is `visible` to each query.
-
-    Heads that share keys are told to the kernel, but on a GPU in float32 or with a mask: none there takes them apart
-    from the one that writes out all scores, columns x columns of every head, so keys are repeated for another one.
-    """
-    shared = queries.shape[1] // keys.shape[1]
-    if shared > 1 and repeats_keys(queries.device, queries.dtype, masked=visible is not None):
-        keys, values = keys.repeat_interleave(shared, dim=1), values.repeat_interleave(shared, dim=1)
-        shared = 1
-    return F.scaled_dot_product_attention(
-        queries, keys, values, visible, is_causal=visible is None, scale=scaling, enable_gqa=shared > 1
-    )
-
-
-def repeats_keys(device: torch.device, dtype: torch.dtype, *, masked: bool = False) -> bool:
-    """Whether attention on this device has no kernel of its own for heads that share keys."""
-    return device.type == "cuda" and (masked or dtype == torch.float32)
 
 
 def to_device(array: np.ndarray, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:

@@ -12,7 +12,7 @@ from jaxtyping import Int32
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import Message, Question, Rollout, RolloutRequest, SamplingParams
 from exgrpo_cli.base.versions import installed_version
-from exgrpo_cli.engines.protocols import Generator
+from exgrpo_cli.engines.generators import Generator
 from exgrpo_cli.engines.vllm.start import VLLMSettings, config_overrides, require_vllm
 from exgrpo_cli.evaluation.benchmarks import Protocol
 from exgrpo_cli.evaluation.models import ModelChoice, choose_model

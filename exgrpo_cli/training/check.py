@@ -25,7 +25,8 @@ from exgrpo_cli.base.errors import InputError, RunError, first_line
 from exgrpo_cli.base.reporter import Reporter
 from exgrpo_cli.base.types import RolloutRequest, TokenSequence
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.engines.protocols import Generator, Policy
+from exgrpo_cli.engines.generators import Generator
+from exgrpo_cli.engines.policy.policy import Policy
 from exgrpo_cli.machine.memory import MemoryPlan, architecture, size
 from exgrpo_cli.machine.settle import Plan, require_runnable, settle
 from exgrpo_cli.machine.survey import survey_machine

@@ -14,7 +14,7 @@ from exgrpo_cli.algo import advantages
 from exgrpo_cli.algo.batching import TrainingRow, split_minibatches
 from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
-from exgrpo_cli.engines.protocols import UpdateReport
+from exgrpo_cli.engines.policy.policy import UpdateReport
 from exgrpo_cli.replay.place import NO_EXPERIENCE, Experience
 from exgrpo_cli.training import metrics
 from exgrpo_cli.training.state import Parts, RunState

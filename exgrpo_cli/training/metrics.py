@@ -17,8 +17,8 @@ import numpy as np
 from jaxtyping import Int64
 
 from exgrpo_cli.base.types import AnswerFormat, Question, Rollout, SamplingParams, StopReason, TokenScores, Verdict
-from exgrpo_cli.engines.protocols import UpdateReport
-from exgrpo_cli.engines.ranked_generator import local_generator
+from exgrpo_cli.engines.generators import local_generator
+from exgrpo_cli.engines.policy.policy import UpdateReport
 from exgrpo_cli.evaluation.local import from_generator
 from exgrpo_cli.evaluation.sampling import Evaluation, QuestionRecord, graders_beside, regrade, sample_and_grade
 from exgrpo_cli.grading import GradingPool

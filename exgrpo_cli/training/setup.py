@@ -15,9 +15,9 @@ from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.files import write_json, write_text
 from exgrpo_cli.base.reporter import Reporter
 from exgrpo_cli.config.settings import Config, to_toml
+from exgrpo_cli.engines.generators import Generator, RankedGenerator
 from exgrpo_cli.engines.policy.adamw import torch_policy
-from exgrpo_cli.engines.protocols import Generator, Policy
-from exgrpo_cli.engines.ranked_generator import RankedGenerator
+from exgrpo_cli.engines.policy.policy import Policy
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.ledger.schemas import IDENTITY_FILE, LedgerIdentity
 from exgrpo_cli.machine.settle import Plan, replay_notes, require_runnable

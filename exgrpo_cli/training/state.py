@@ -15,7 +15,8 @@ from exgrpo_cli.base.reporter import Reporter
 from exgrpo_cli.base.types import AnswerFormat, Question, Rollout, TokenScores, TokenSequence, Trajectory
 from exgrpo_cli.config.sections.run import RunSettings
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.engines.protocols import Generator, Policy
+from exgrpo_cli.engines.generators import Generator
+from exgrpo_cli.engines.policy.policy import Policy
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.models.load import Backbone
 from exgrpo_cli.questions.stream import QuestionStream

@@ -22,6 +22,7 @@ from exgrpo_cli.algo.objective import (
 )
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import TokenSequence
+from exgrpo_cli.config.sections import check
 from exgrpo_cli.config.sections.objective import Aggregation, ObjectiveSettings, Surrogate
 
 TOTALS = Denominators(policy=4.0, replayed=4.0, num_tokens=3, num_fresh_tokens=2)
@@ -88,7 +89,7 @@ def test_a_dual_clip_ends_what_a_negative_advantage_costs(replayed: bool) -> Non
     assert found["policy/clip_fraction_replay" if replayed else "policy/clip_fraction"] == 3 / 4
     for wrong in (1.0, -3.0, math.inf, math.nan):
         with pytest.raises(InputError, match="dual_clip"):
-            ObjectiveSettings(dual_clip=wrong)
+            check("objective", ObjectiveSettings(dual_clip=wrong))
 
 
 @pytest.mark.parametrize(("ratio", "weight"), [(1.0, 0.1 / 1.21), (0.1, 0.25), (20.0, 2 / 20.1**2)])

@@ -12,10 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrai
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason
 from exgrpo_cli.engines.hf import cache as slots
-from exgrpo_cli.engines.hf import decode
+from exgrpo_cli.engines.hf import generator as decode
 from exgrpo_cli.engines.hf.cache import AttentionCall, SlotCache, grouped_decoding
-from exgrpo_cli.engines.hf.generator import HFGenerator
-from exgrpo_cli.engines.sampling import row_uniforms, sample_tokens
+from exgrpo_cli.engines.hf.generator import HFGenerator, row_uniforms, sample_tokens
 
 EOS = (1, 7)
 VOCAB = 50

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason
-from exgrpo_cli.engines.ranked_generator import RankedGenerator, deal
+from exgrpo_cli.engines.generators import RankedGenerator, deal
 from exgrpo_cli.ranks import Ranks
 from exgrpo_cli.training.state import RunState
 

@@ -4,25 +4,19 @@ import pytest
 import torch
 from small_policy import build_model, sequences
 
-from exgrpo_cli.engines.causal_lm import (
-    CausalLM,
-    causal_attention,
-    repeats_keys,
-    split_causal_lm,
-)
-from exgrpo_cli.engines.policy import attention
-from exgrpo_cli.engines.policy.attention import attend, takes_segments
-from exgrpo_cli.engines.policy.packing import pack
+from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm
+from exgrpo_cli.engines.policy import packing
+from exgrpo_cli.engines.policy.packing import causal_attention, pack, packed_causal, repeats_keys, takes_segments
 
 
 def test_torch_takes_what_it_is_given() -> None:
     """Its operation on the meta device, gradients too: arguments, shapes and precision, but no kernel."""
     batch = pack(sequences(), torch.device("meta"), by_segments=True)
-    queries = torch.zeros(batch.input_ids.numel(), 4, 8, dtype=torch.bfloat16, device="meta", requires_grad=True)
-    keys, values = (torch.zeros(len(queries), 2, 8, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    queries = torch.zeros(1, 4, batch.input_ids.numel(), 8, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    keys, values = (torch.zeros_like(queries[:, :2]) for _ in range(2))
     keys.requires_grad_()
-    mixed = attend(queries, keys, values, batch.layout, 0.3)
-    assert (mixed.shape, mixed.dtype) == (queries.shape, torch.bfloat16)
+    mixed, _ = packed_causal(torch.nn.Identity(), queries, keys, values, None, 0.3, layout=batch.layout)
+    assert (mixed.shape, mixed.dtype) == (queries.transpose(1, 2).shape, torch.bfloat16)
     mixed.sum().backward()
     assert queries.grad.shape == queries.shape and keys.grad.shape == keys.shape
 
@@ -36,7 +30,7 @@ def test_segments_are_for_gpus_and_narrow_weights(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert not takes_segments(narrow)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(attention, "varlen_attn", None)
+    monkeypatch.setattr(packing, "varlen_attn", None)
     assert not takes_segments(narrow)
 
 
@@ -51,5 +45,5 @@ def test_repeated_keys_are_shared_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """What float32 on a GPU does, where heads that share keys have no kernel."""
     states = [torch.randn(2, heads, 5, 8, dtype=torch.float64) for heads in (4, 2, 2)]
     shared = causal_attention(*states, 0.3)
-    monkeypatch.setattr("exgrpo_cli.engines.causal_lm.repeats_keys", lambda *tensor, masked: True)
+    monkeypatch.setattr("exgrpo_cli.engines.policy.packing.repeats_keys", lambda *tensor, masked: True)
     torch.testing.assert_close(causal_attention(*states, 0.3), shared)

@@ -14,7 +14,8 @@ from exgrpo_cli.algo import batching
 from exgrpo_cli.algo.batching import MiniBatch, packed_batches, shared_prefix
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, TokenSequence
 from exgrpo_cli.engines.hf.generator import HFGenerator
-from exgrpo_cli.engines.policy import attention, micro_batches
+from exgrpo_cli.engines.policy import packing
+from exgrpo_cli.engines.policy import policy as policies
 from exgrpo_cli.engines.policy.packing import pack
 
 EXAMPLES = np.arange(7, 16, dtype=np.int32)
@@ -35,12 +36,12 @@ def update() -> MiniBatch:
 @pytest.mark.parametrize(("microbatch_tokens", "checkpointing"), [(34, False), (1000, True)])
 def test_nothing_moves(microbatch_tokens: int, checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither by what is shared, nor with segments, as a GPU runs attention, in the place of blocks."""
-    monkeypatch.setattr(attention, "varlen_attn", documented)
+    monkeypatch.setattr(packing, "varlen_attn", documented)
     scored, moved = [], []
     for by_segments, shortest, most_repeated in product((False, True), (1000, len(EXAMPLES)), (1000, 0)):
-        monkeypatch.setattr(micro_batches, "takes_segments", lambda parts, chosen=by_segments: chosen)
+        monkeypatch.setattr(policies, "takes_segments", lambda parts, chosen=by_segments: chosen)
         monkeypatch.setattr(batching, "SHORTEST_PREFIX", shortest)
-        monkeypatch.setattr(attention, "MOST_REPEATED", most_repeated)
+        monkeypatch.setattr(packing, "MOST_REPEATED", most_repeated)
         model = build_model()
         policy = build_policy(model, microbatch_tokens=microbatch_tokens, gradient_checkpointing=checkpointing)
         before = weights(model)

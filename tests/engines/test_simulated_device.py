@@ -22,9 +22,9 @@ SETTINGS = ("run.steps=3", "run.save_every=2", "replay.start_threshold=0")
 ON_TWO_DEVICES = """
 import sys
 import simulated_device, torch
-from exgrpo_cli.engines.policy import micro_batches
-pack = micro_batches.pack
-micro_batches.pack = lambda sequences, device, **layout: pack(sequences, torch.device("cpu"), **layout)
+from exgrpo_cli.engines.policy import policy as policies
+pack = policies.pack
+policies.pack = lambda sequences, device, **layout: pack(sequences, torch.device("cpu"), **layout)
 sys.exit(simulated_device.main(sys.argv[1:]))
 """
 

@@ -14,7 +14,7 @@ from vllm_pair import MARKS, gaps, opened
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason
-from exgrpo_cli.engines.policy.policy import SteppedPolicy
+from exgrpo_cli.engines.policy.policy import Policy
 
 pytestmark = MARKS
 TEMPERATURE = 0.8
@@ -22,23 +22,23 @@ PARAMS = SamplingParams(temperature=TEMPERATURE, top_p=1.0, max_new_tokens=40)
 
 
 @pytest.fixture(scope="module")
-def pair(vllm_backbone: Path) -> Iterator[tuple[SteppedPolicy, Any]]:
+def pair(vllm_backbone: Path) -> Iterator[tuple[Policy, Any]]:
     with opened(vllm_backbone, prompt(0), temperature=TEMPERATURE, max_tokens=400, max_rows=32) as both:
         yield both
 
 
 @pytest.fixture
-def policy(pair: tuple[SteppedPolicy, Any]) -> SteppedPolicy:
+def policy(pair: tuple[Policy, Any]) -> Policy:
     return pair[0]
 
 
 @pytest.fixture
-def generator(pair: tuple[SteppedPolicy, Any]) -> Any:
+def generator(pair: tuple[Policy, Any]) -> Any:
     return pair[1]
 
 
 @pytest.fixture
-def moved(policy: SteppedPolicy, request: pytest.FixtureRequest) -> None:
+def moved(policy: Policy, request: pytest.FixtureRequest) -> None:
     """The policy a few updates further than the engine."""
     generator = torch.Generator().manual_seed(zlib.crc32(request.node.name.encode()))
     with torch.no_grad():
@@ -59,7 +59,7 @@ def tokens_of(groups: list[list[Rollout]]) -> list[list[list[int]]]:
     return [[rollout.token_ids.tolist() for rollout in group] for group in groups]
 
 
-def test_log_probs_are_the_trainers(generator: Any, policy: SteppedPolicy) -> None:
+def test_log_probs_are_the_trainers(generator: Any, policy: Policy) -> None:
     generator.sync(policy.named_weights(), 1, policy.score)
     requests = [request(number) for number in range(8)]
     groups = generator.generate(requests, PARAMS)
@@ -69,7 +69,7 @@ def test_log_probs_are_the_trainers(generator: Any, policy: SteppedPolicy) -> No
     assert [[rollout.member for rollout in group] for group in groups] == [[0, 1, 2, 3]] * 8
 
 
-def test_rollouts_end_with_their_eos_or_at_the_limit(generator: Any, policy: SteppedPolicy) -> None:
+def test_rollouts_end_with_their_eos_or_at_the_limit(generator: Any, policy: Policy) -> None:
     eos = policy.model.config.eos_token_id
     groups = generator.generate([request(number, 8) for number in range(4)], PARAMS)
     rollouts = [rollout for group in groups for rollout in group]
@@ -139,7 +139,7 @@ def test_members_share_the_cache_of_their_prompt(generator: Any, monkeypatch: py
 
 @pytest.mark.usefixtures("moved")
 def test_cached_prefixes_of_old_weights_are_dropped(
-    generator: Any, policy: SteppedPolicy, monkeypatch: pytest.MonkeyPatch
+    generator: Any, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = [request(51, 2, tokens=300)]
     generator.generate(long, PARAMS)
@@ -152,9 +152,7 @@ def test_cached_prefixes_of_old_weights_are_dropped(
 
 
 @pytest.mark.usefixtures("moved")
-def test_the_order_of_calls_around_an_update(
-    generator: Any, policy: SteppedPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_order_of_calls_around_an_update(generator: Any, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
     def spy(name: str, describe: Callable[..., str]) -> None:

@@ -16,7 +16,7 @@ from vllm_pair import MARKS, opened
 
 from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.types import RolloutRequest, SamplingParams
-from exgrpo_cli.engines.policy.policy import SteppedPolicy
+from exgrpo_cli.engines.policy.policy import Policy
 from exgrpo_cli.training.step.guards import require_current_weights
 
 pytestmark = MARKS
@@ -61,12 +61,12 @@ FAULTS: dict[str, Fault] = {
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def pair(request: pytest.FixtureRequest, vllm_backbone: Path) -> Iterator[tuple[SteppedPolicy, Any]]:
+def pair(request: pytest.FixtureRequest, vllm_backbone: Path) -> Iterator[tuple[Policy, Any]]:
     with opened(vllm_backbone, PROMPT, dtype=request.param, max_tokens=100, max_rows=8) as both:
         yield both
 
 
-def move(policy: SteppedPolicy) -> dict[str, Tensor]:
+def move(policy: Policy) -> dict[str, Tensor]:
     """An update of about a hundredth of every weight; returns the weights before."""
     before = {name: weight.clone() for name, weight in policy.named_weights()}
     noise = torch.Generator().manual_seed(len(before))
@@ -79,7 +79,7 @@ def move(policy: SteppedPolicy) -> dict[str, Tensor]:
 @pytest.mark.parametrize("place", ["in transit", "after arrival"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_a_sync_stops_the_run(
-    pair: tuple[SteppedPolicy, Any], monkeypatch: pytest.MonkeyPatch, fault: str, place: str
+    pair: tuple[Policy, Any], monkeypatch: pytest.MonkeyPatch, fault: str, place: str
 ) -> None:
     policy, generator = pair
     before = move(policy)
@@ -99,7 +99,7 @@ def test_a_fault_of_a_sync_stops_the_run(
     generator.sync(policy.named_weights(), 1, policy.score)
 
 
-def test_a_missed_sync_stops_the_run(pair: tuple[SteppedPolicy, Any]) -> None:
+def test_a_missed_sync_stops_the_run(pair: tuple[Policy, Any]) -> None:
     """The engine has the weights it had: its rollouts say so."""
     policy, generator = pair
     generator.sync(policy.named_weights(), 4, policy.score)

@@ -22,8 +22,7 @@ from exgrpo_cli.algo.batching import TrainingRow, packed_batches
 from exgrpo_cli.base.types import RolloutRequest, SamplingParams, TokenSequence
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.sections.run import OptimSettings
-from exgrpo_cli.engines.hf.decode import DecodeBatch
-from exgrpo_cli.engines.hf.generator import HFGenerator
+from exgrpo_cli.engines.hf.generator import DecodeBatch, HFGenerator
 from exgrpo_cli.machine.memory import memory_plan, shape_of
 
 TOKENS = 40

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.run import OptimSettings
-from exgrpo_cli.engines.policy.policy import SteppedPolicy
+from exgrpo_cli.engines.policy.policy import Policy
 from exgrpo_cli.ranks import RANK_TIMEOUT, Ranks
 
 
@@ -34,7 +34,7 @@ def torch_update(ranks: Ranks, folder: Path) -> None:
         pickle.dump((scores, report, change), out)
 
 
-def sharded(model: PreTrainedModel, ranks: Ranks, stage: int, **bounds: float) -> SteppedPolicy:
+def sharded(model: PreTrainedModel, ranks: Ranks, stage: int, **bounds: float) -> Policy:
     from small_policy import TEMPERATURE
 
     from exgrpo_cli.engines.policy.deepspeed import deepspeed_policy
@@ -47,10 +47,10 @@ def deepspeed_updates(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype
     """Five updates at learning rate 1e-3; then saved, loaded into another policy and updated once more."""
     from small_policy import build_model, minibatch, sequences
 
-    def policy(**bounds: float) -> SteppedPolicy:
+    def policy(**bounds: float) -> Policy:
         return sharded(build_model(dtype), ranks, stage, microbatch_tokens=24, **bounds)
 
-    def taken(policy: SteppedPolicy) -> dict[str, torch.Tensor]:
+    def taken(policy: Policy) -> dict[str, torch.Tensor]:
         return {name: weight.clone() for name, weight in policy.named_weights()}
 
     trained = policy()

@@ -14,7 +14,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.base.types import Rollout, RolloutRequest
 from exgrpo_cli.config.settings import resolve
-from exgrpo_cli.engines.protocols import Generator, Policy
+from exgrpo_cli.engines.generators import Generator
+from exgrpo_cli.engines.policy.policy import Policy
 from exgrpo_cli.ranks import Ranks
 from exgrpo_cli.training import run, setup
 

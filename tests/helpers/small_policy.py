@@ -13,7 +13,7 @@ from exgrpo_cli.base.types import TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.run import OptimSettings
 from exgrpo_cli.engines.policy.adamw import torch_policy
-from exgrpo_cli.engines.policy.policy import SteppedPolicy
+from exgrpo_cli.engines.policy.policy import Policy
 
 TEMPERATURE = 0.8
 VOCAB = 50
@@ -35,7 +35,7 @@ def build_model(dtype: torch.dtype = torch.float64, *, tied: bool = True) -> Pre
 
 def build_policy(
     model: PreTrainedModel, *, optim: OptimSettings = LINEAR, microbatch_tokens: int = 64, **settings: object
-) -> SteppedPolicy:
+) -> Policy:
     chosen = {"objective": ObjectiveSettings(), **settings}
     optim = replace(optim, microbatch_tokens=microbatch_tokens)
     return torch_policy(model, temperature=TEMPERATURE, optim=optim, **chosen)  # type: ignore[arg-type]

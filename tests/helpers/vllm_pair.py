@@ -13,7 +13,7 @@ from exgrpo_cli.base.types import Rollout, RolloutRequest, TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.run import BackboneSettings, OptimSettings
 from exgrpo_cli.engines.policy.adamw import torch_policy
-from exgrpo_cli.engines.policy.policy import SteppedPolicy
+from exgrpo_cli.engines.policy.policy import Policy
 from exgrpo_cli.models.load import load_folder
 
 MARKS = [
@@ -28,7 +28,7 @@ MARKS = [
 @contextmanager
 def opened(
     folder: Path, prompt: np.ndarray, *, dtype: str = "float32", temperature: float = 0.8, **sizes: int
-) -> Iterator[tuple[SteppedPolicy, Any]]:
+) -> Iterator[tuple[Policy, Any]]:
     """The two, synced once; `prompt` is that of the canary, and `sizes` are `max_tokens` and `max_rows`."""
     from exgrpo_cli.engines.vllm.generator import VLLMGenerator
     from exgrpo_cli.engines.vllm.proof import Canary
@@ -45,7 +45,7 @@ def opened(
         generator.close()
 
 
-def gaps(policy: SteppedPolicy, requests: list[RolloutRequest], groups: list[list[Rollout]]) -> np.ndarray:
+def gaps(policy: Policy, requests: list[RolloutRequest], groups: list[list[Rollout]]) -> np.ndarray:
     """|log pi_trainer - log pi_engine| of all tokens."""
     rows = [(each.prompt_ids, rollout) for each, group in zip(requests, groups, strict=True) for rollout in group]
     scores = policy.score([TokenSequence(prompt_ids=ids, response_ids=rollout.token_ids) for ids, rollout in rows])

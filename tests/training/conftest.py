@@ -3,19 +3,18 @@
 import pytest
 
 from exgrpo_cli.algo.batching import MiniBatch
-from exgrpo_cli.engines.policy.policy import SteppedPolicy
-from exgrpo_cli.engines.protocols import UpdateReport
+from exgrpo_cli.engines.policy.policy import Policy, UpdateReport
 
 
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[MiniBatch]:
     """The mini-batches that the policy is given."""
     seen: list[MiniBatch] = []
-    update = SteppedPolicy.update
+    update = Policy.update
 
-    def note(policy: SteppedPolicy, batch: MiniBatch) -> UpdateReport:
+    def note(policy: Policy, batch: MiniBatch) -> UpdateReport:
         seen.append(batch)
         return update(policy, batch)
 
-    monkeypatch.setattr(SteppedPolicy, "update", note)
+    monkeypatch.setattr(Policy, "update", note)
     return seen

@@ -18,8 +18,7 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.engines.policy.micro_batches import rows_with_gradient
-from exgrpo_cli.engines.policy.policy import SteppedPolicy
+from exgrpo_cli.engines.policy.policy import Policy, rows_with_gradient
 from exgrpo_cli.grading import GradingItem, GradingPool
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.training import run as run_module
@@ -94,9 +93,9 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, MiniBatch]]:
     """The mini-batches that the policy was given, each with its step; those of a step that is taken anew are gone."""
     seen: list[tuple[int, MiniBatch]] = []
     steps = [0]
-    update, run_step = SteppedPolicy.update, run_module.run_step
+    update, run_step = Policy.update, run_module.run_step
 
-    def noted(policy: SteppedPolicy, batch: MiniBatch) -> object:
+    def noted(policy: Policy, batch: MiniBatch) -> object:
         seen.append((steps[0], batch))
         return update(policy, batch)
 
@@ -106,7 +105,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, MiniBatch]]:
         return run_step(parts, state, step, *rest)
 
     monkeypatch.setattr(GradingPool, "grade", grade)
-    monkeypatch.setattr(SteppedPolicy, "update", noted)
+    monkeypatch.setattr(Policy, "update", noted)
     monkeypatch.setattr(run_module, "run_step", begun)
     return seen
 
@@ -138,15 +137,15 @@ def test_any_method_keeps_its_promises_and_resumes(
     train(config, tmp_path / "whole", reporter=SilentReporter())
     num_updates = len(batches)
     if num_updates:
-        left, update = rng.randrange(num_updates), SteppedPolicy.update
+        left, update = rng.randrange(num_updates), Policy.update
 
-        def dies(policy: SteppedPolicy, batch: MiniBatch) -> object:
+        def dies(policy: Policy, batch: MiniBatch) -> object:
             if len(batches) == left:
                 raise Crash
             return update(policy, batch)
 
         with monkeypatch.context() as patched:
-            patched.setattr(SteppedPolicy, "update", dies)
+            patched.setattr(Policy, "update", dies)
             batches.clear()
             with pytest.raises(Crash):
                 train(config, tmp_path / "cut", reporter=SilentReporter())

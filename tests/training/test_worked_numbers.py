@@ -20,8 +20,8 @@ from exgrpo_cli.algo.objective import TokenTargets
 from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.base.types import TokenScores, TokenSequence
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.engines.policy import micro_batches
-from exgrpo_cli.engines.policy.policy import SteppedPolicy
+from exgrpo_cli.engines.policy import policy as policies
+from exgrpo_cli.engines.policy.policy import Policy
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.show.asked import step_replay
 from exgrpo_cli.show.record import read_run
@@ -80,9 +80,9 @@ def world(small_config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worl
 
 def give_logprobs(monkeypatch: pytest.MonkeyPatch, now: Mapping[tuple[int, ...], Sequence[float]]) -> None:
     """What the policy finds of the responses named by their token ids; all others are scored."""
-    score = SteppedPolicy.score
+    score = Policy.score
 
-    def given(policy: SteppedPolicy, sequences: Sequence[TokenSequence]) -> list[TokenScores]:
+    def given(policy: Policy, sequences: Sequence[TokenSequence]) -> list[TokenScores]:
         found = score(policy, sequences)
         for place, sequence in enumerate(sequences):
             logprobs = now.get(tuple(sequence.response_ids.tolist()))
@@ -92,7 +92,7 @@ def give_logprobs(monkeypatch: pytest.MonkeyPatch, now: Mapping[tuple[int, ...],
                 )
         return found
 
-    monkeypatch.setattr(SteppedPolicy, "score", given)
+    monkeypatch.setattr(Policy, "score", given)
 
 
 def test_headroom_and_drift_of_a_group(world: World) -> None:
@@ -279,14 +279,14 @@ def test_a_single_success_is_stored_and_five_retire(world: World) -> None:
 def test_the_likelihood_of_replayed_tokens_alone_has_a_gradient(world: World) -> None:
     """Each replayed log-prob has gradient -c / D_r, D_r = N L, whatever A and w: c = 1/2, N = 4 fresh and one."""
     seen: list[tuple[TokenTargets, torch.Tensor]] = []
-    loss_of = micro_batches.micro_batch_loss
+    loss_of = policies.micro_batch_loss
 
     def watched(logprobs: torch.Tensor, entropies: torch.Tensor, reference: None, targets: TokenTargets, **rest):
         if logprobs.requires_grad:
             logprobs.register_hook(lambda gradient: seen.append((targets, gradient.clone())))
         return loss_of(logprobs, entropies, reference, targets, **rest)
 
-    world.monkeypatch.setattr(micro_batches, "micro_batch_loss", watched)
+    world.monkeypatch.setattr(policies, "micro_batch_loss", watched)
     world.verdicts([[1], [1]], 4)
     found = world.run("sft-successes", "objective.replay_weight=0.5", "objective.loss_scale=1", steps=2)
     [taken] = found["replays"][found["replays"].accepted].unit_id

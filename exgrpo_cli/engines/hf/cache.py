@@ -33,37 +33,34 @@ class SlotCache(Cache):
 
     def __init__(self, *, max_rows: int, max_columns: int) -> None:
         super().__init__(layers=[])
-        self._keys: list[Float[Tensor, "slots kv_heads columns width"]] = []
-        self._values: list[Float[Tensor, "slots kv_heads columns value_width"]] = []
+        self._buffers: list[Float[Tensor, "slots kv_heads columns width"]] = []
+        """Keys, then values, of each layer in turn."""
         self._max_rows = max_rows
         self._max_columns = max_columns
-        self._num_columns = 0
         self._span = 0
         """Columns that the step reads, those being written among them."""
 
     def fill(self, prompts: DynamicCache, lengths: Sequence[int], sources: Sequence[int], first_row: int) -> None:
         """Copy prefilled prompt `sources[i]`, of `lengths[sources[i]]` tokens, into row first_row + i."""
         layers: list[Any] = prompts.layers
-        if not self._num_columns:
-            self._allocate(layers)
+        states = [each for layer in layers for each in (layer.keys, layer.values)]
+        if not self._buffers:
+            self._allocate(states)
         self._widen(max(lengths[source] for source in sources) + 1)
         row = first_row
         for source, same in itertools.groupby(sources):
             rows, length = slice(row, row + len(list(same))), lengths[source]
-            for keys, values, layer in zip(self._keys, self._values, layers, strict=True):
-                keys[rows, :, :length] = layer.keys[source, :, :length]
-                values[rows, :, :length] = layer.values[source, :, :length]
+            for buffer, prompt in zip(self._buffers, states, strict=True):
+                buffer[rows, :, :length] = prompt[source, :, :length]
             self._mask[rows, :, :length] = 0.0
             self._mask[rows, :, length:] = self._hidden
             row = rows.stop
 
     def move(self, sources: Int[Tensor, " moves"], targets: Int[Tensor, " moves"], span: int) -> None:
         """Copy rows, which hold at most `span` tokens, over others; a row may be source and target."""
-        for buffer in itertools.chain.from_iterable(zip(self._keys, self._values, strict=True)):
-            # All at once: a copy for each row costs more in calls than the columns that shorter rows carry along.
-            used = buffer[:, :, :span]
+        # All at once: a copy for each row costs more in calls than the columns that shorter rows carry along.
+        for used in (*(buffer[:, :, :span] for buffer in self._buffers), self._mask):
             used.index_copy_(0, targets, used.index_select(0, sources))
-        self._mask.index_copy_(0, targets, self._mask.index_select(0, sources))
 
     def begin_step(self, lengths: Int[Tensor, " rows"], span: int) -> Float[Tensor, "rows kv_heads 1 span"]:
         """Point the next token of each row at its own column; returns the additive attention mask of the step."""
@@ -79,7 +76,7 @@ class SlotCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Write one new token per row, as transformers asks a cache, and return the columns in use."""
         used = slice(0, len(key_states)), slice(None), slice(0, self._span)
-        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        keys, values = self._buffers[2 * layer_idx : 2 * layer_idx + 2]
         for buffer, states in ((keys, key_states), (values, value_states)):
             # One flat copy of whole vectors: several times faster than indexing rows and columns.
             buffer.view(-1, buffer.shape[3]).index_copy_(0, self._places, states.reshape(-1, buffer.shape[3]))
@@ -89,37 +86,27 @@ class SlotCache(Cache):
         """Columns in use before the token being written, as transformers asks a cache."""
         return self._span - 1
 
-    def _allocate(self, prompts: Sequence[Any]) -> None:
-        """Room for `max_rows` rows, with the heads, widths and dtype of a prompt's layers."""
-        _, heads, length, _ = prompts[0].keys.shape
-        self._num_columns = min(self._max_columns, length + FIRST_COLUMNS)
-        shape = self._max_rows, heads, self._num_columns
-        # Zeros, not garbage: a masked column has weight 0, and 0 times the NaN of uninitialised memory is NaN.
-        for layer in prompts:
-            self._keys.append(layer.keys.new_zeros((*shape, layer.keys.shape[3])))
-            self._values.append(layer.values.new_zeros((*shape, layer.values.shape[3])))
+    def _allocate(self, prompts: Sequence[Tensor]) -> None:
+        """Room for `max_rows` rows, with the heads, widths and dtype of a prompt's keys and values."""
+        shape = self._max_rows, prompts[0].shape[1], 0
+        self._buffers = [states.new_empty(*shape, states.shape[3]) for states in prompts]
         # Added to attention scores, which are at least float32: 0 at the columns of a row, the lowest number elsewhere.
-        wide = torch.promote_types(prompts[0].keys.dtype, torch.float32)
+        wide = torch.promote_types(prompts[0].dtype, torch.float32)
         self._hidden = torch.finfo(wide).min
-        self._mask = prompts[0].keys.new_zeros(shape, dtype=wide)
-        self._place()
+        self._mask = prompts[0].new_empty(shape, dtype=wide)
+        self._widen(prompts[0].shape[2] + FIRST_COLUMNS)
 
     def _widen(self, columns: int) -> None:
-        if columns <= self._num_columns:
+        rows, heads, now = self._mask.shape
+        if columns <= now:
             return
-        wider = min(self._max_columns, max(columns, int(GROWTH * self._num_columns)))
-        extra = wider - self._num_columns
-        for index in range(len(self._keys)):
-            self._keys[index] = F.pad(self._keys[index], (0, 0, 0, extra))
-            self._values[index] = F.pad(self._values[index], (0, 0, 0, extra))
-        self._mask = F.pad(self._mask, (0, extra), value=self._hidden)
-        self._num_columns = wider
-        self._place()
-
-    def _place(self) -> None:
-        """Beginnings of the columns of each row and head, in a layer's buffer seen as a list of vectors."""
-        rows, heads = self._mask.shape[:2]
-        self._lists = torch.arange(rows * heads, device=self._mask.device).view(rows, heads) * self._num_columns
+        wider = min(self._max_columns, max(columns, int(GROWTH * now)))
+        for index, buffer in enumerate(self._buffers):
+            # Zeros, not garbage: a masked column has weight 0, and 0 times the NaN of uninitialised memory is NaN.
+            self._buffers[index] = F.pad(buffer, (0, 0, 0, wider - now))
+        self._mask = F.pad(self._mask, (0, wider - now), value=self._hidden)
+        # Beginnings of the columns of each row and head, in a layer's buffer seen as a list of vectors.
+        self._lists = torch.arange(rows * heads, device=self._mask.device).view(rows, heads) * wider
 
 
 CALL_CELLS = 500

@@ -21,17 +21,17 @@ from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.config.sections.run import OptimSettings
 from exgrpo_cli.engines.causal_lm import CausalLM
 from exgrpo_cli.engines.policy.packing import PackedBatch, packed_scores
-from exgrpo_cli.engines.policy.policy import SteppedPolicy, reading_file
+from exgrpo_cli.engines.policy.policy import Policy, reading_file
 from exgrpo_cli.ranks import Ranks
 
 WEIGHTS_FILE = "weights.safetensors"
 OPTIMIZER_FILE = "optimizer.pt"
 
 
-def torch_policy(model: PreTrainedModel, **settings: Any) -> SteppedPolicy:
-    """The policy of `model`, stepped by AdamW; settings, and what is raised, as of `SteppedPolicy`."""
+def torch_policy(model: PreTrainedModel, **settings: Any) -> Policy:
+    """The policy of `model`, stepped by AdamW; settings, and what is raised, as of `Policy`."""
     use_fast_matmuls(model)
-    return SteppedPolicy(model, AdamWStepper, **settings)
+    return Policy(model, AdamWStepper, **settings)
 
 
 class AdamWStepper:
@@ -95,7 +95,7 @@ class AdamWStepper:
             self._offloaded.offload()
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `protocols.Policy.named_weights`."""
+        """See `Policy.named_weights`."""
         yield from self._model.state_dict().items()
 
     def save(self, folder: Path) -> None:

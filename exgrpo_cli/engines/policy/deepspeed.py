@@ -33,7 +33,7 @@ from exgrpo_cli.config.sections.run import OptimSettings
 from exgrpo_cli.engines.causal_lm import CausalLM
 from exgrpo_cli.engines.policy.adamw import build_adamw, skip_reason
 from exgrpo_cli.engines.policy.packing import PackedBatch, response_hidden
-from exgrpo_cli.engines.policy.policy import SteppedPolicy
+from exgrpo_cli.engines.policy.policy import Policy
 from exgrpo_cli.ranks import Ranks
 
 TAG = "state"
@@ -58,14 +58,14 @@ def require_deepspeed(device: torch.device) -> Any:
     return deepspeed
 
 
-def deepspeed_policy(model: PreTrainedModel, **settings: Any) -> SteppedPolicy:
+def deepspeed_policy(model: PreTrainedModel, **settings: Any) -> Policy:
     """The policy of `model`, sharded; under stage 3 its weights are empty afterwards outside a forward pass.
 
     bfloat16 models keep float32 master weights in the shards; float32 ones are trained as they are. With a KL
-    coefficient above 0 every rank holds a whole frozen copy. Settings as of `SteppedPolicy`; raises InputError where
+    coefficient above 0 every rank holds a whole frozen copy. Settings as of `Policy`; raises InputError where
     DeepSpeed is missing or the model is unsuitable.
     """
-    return SteppedPolicy(model, ZeroStepper, **settings)
+    return Policy(model, ZeroStepper, **settings)
 
 
 class ZeroStepper:
@@ -126,7 +126,7 @@ class ZeroStepper:
         """Nothing: DeepSpeed keeps its state where `optim.offload` says."""
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `protocols.Policy.named_weights`; under stage 3 all ranks must iterate, each weight being gathered."""
+        """See `Policy.named_weights`; under stage 3 all ranks must iterate, each weight being gathered."""
         parameters = dict(self._model.named_parameters(remove_duplicate=False))
         for name, buffer in self._model.state_dict().items():
             held = parameters.get(name)

@@ -1,34 +1,65 @@
-"""The policy being trained: scores, counts, schedules and reports, whoever steps the weights.
+"""The policy being trained: scores and accumulated gradients of any number of rows, counts, schedule and reports.
 
-Two steppers ship: AdamW on every rank (`policy.adamw`, the reference) and DeepSpeed's ZeRO (`policy.deepspeed`).
+Rows go through the model micro-batch by micro-batch. Under several ranks each takes its share of them, and the results
+are put together again. Two steppers move the weights: AdamW on every rank (`policy.adamw`, the reference) and
+DeepSpeed's ZeRO (`policy.deepspeed`).
+
+Axes: tokens = response tokens of a micro-batch, one row after the other.
 """
 
 import copy
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Protocol
 
+import numpy as np
+import torch
 from jaxtyping import Float
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from exgrpo_cli.algo.batching import MiniBatch
+from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, packed_batches, rank_shares
+from exgrpo_cli.algo.diagnostics import ObjectiveSums, objective_sums
+from exgrpo_cli.algo.objective import Denominators, TokenTargets, denominators, micro_batch_loss
 from exgrpo_cli.base.errors import InputError, first_line
 from exgrpo_cli.base.types import TokenScores, TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.run import OptimSettings
-from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm
-from exgrpo_cli.engines.policy.micro_batches import MicroBatches
-from exgrpo_cli.engines.policy.packing import PackedBatch, prove_packing
-from exgrpo_cli.engines.protocols import UpdateReport
+from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm, to_device, use_attention
+from exgrpo_cli.engines.policy.packing import (
+    PACKED_CAUSAL,
+    PackedBatch,
+    pack,
+    packed_scores,
+    prove_packing,
+    takes_segments,
+)
 from exgrpo_cli.ranks import ALONE, Ranks
 
 STATE_FILE = "policy.json"
 _COUNTERS = ("weight_version", "num_updates", "consecutive_skips")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateReport:
+    """Report of one optimizer update."""
+
+    applied: bool
+    skip_reason: str
+    """Empty when applied; else "non-finite gradient" or "gradient norm above <bound>"."""
+    grad_norm: float
+    loss: float
+    num_tokens: int
+    """Response tokens trained on, over all ranks."""
+    metrics: dict[str, float]
+    """Flat keys of the step's journal: "policy/entropy", "policy/ratio_fresh", ... (absent where meaningless)."""
 
 
 class Stepper(Protocol):
@@ -37,7 +68,8 @@ class Stepper(Protocol):
     is_sharded: bool
     """Whether no rank holds the whole model."""
     lockstep: bool
-    """Whether a forward pass is a collective."""
+    """Whether a pass is a collective, as under ZeRO-3: every rank then runs as many as the busiest, the added ones with
+    gradient zero."""
     layout: dict[str, int]
     """Conditions under which a checkpoint fits: numbers by name, stored in `policy.json`."""
 
@@ -57,7 +89,7 @@ class Stepper(Protocol):
         """Give back the device memory that only updates need."""
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `protocols.Policy.named_weights`."""
+        """See `Policy.named_weights`."""
 
     def save(self, folder: Path) -> None:
         """Write weights and optimizer state; called on every rank."""
@@ -66,8 +98,11 @@ class Stepper(Protocol):
         """Restore what `save` wrote; `saved` is `policy.json`. Raises RunError or InputError where it does not fit."""
 
 
-class SteppedPolicy:
-    """Implements `protocols.Policy` by a `Stepper`; made by `torch_policy` or `deepspeed_policy`."""
+class Policy:
+    """The model being trained, stepped by a `Stepper`; made by `torch_policy` or `deepspeed_policy`.
+
+    Under several ranks every rank makes the same calls with the same arguments and gets the same whole result.
+    """
 
     def __init__(
         self,
@@ -84,44 +119,54 @@ class SteppedPolicy:
         the initial weights, then `load` a checkpoint. Raises InputError where the model is unsuitable
         (`split_causal_lm`, `prove_packing`).
         """
-        parts = split_causal_lm(model)
-        prove_packing(parts)
-        reference = None
+        self._parts = split_causal_lm(model)
+        prove_packing(self._parts)
+        self._reference: CausalLM | None = None
+        """The frozen model of the KL penalty."""
         if objective.kl_coefficient:
-            reference = split_causal_lm(copy.deepcopy(model).eval().requires_grad_(False))
+            self._reference = split_causal_lm(copy.deepcopy(model).eval().requires_grad_(False))
         model.eval()
         if gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        self._stepper = stepper = make_stepper(parts, temperature, optim, gradient_checkpointing, ranks)
-        self._rows = MicroBatches(
-            parts=parts,
-            reference=reference,
-            objective=objective,
-            temperature=temperature,
-            token_budget=optim.microbatch_tokens,
-            forward=stepper.forward,
-            backward=stepper.backward,
-            ranks=ranks,
-            lockstep=stepper.lockstep,
-        )
+        self._stepper = make_stepper(self._parts, temperature, optim, gradient_checkpointing, ranks)
+        self._by_segments = takes_segments(self._parts)
+        self._temperature = temperature
+        self._objective = objective
         self._optim = optim
         self._ranks = ranks
         self.model = model
-        self.is_sharded = stepper.is_sharded
+        self.is_sharded = self._stepper.is_sharded
+        """Whether no rank holds the whole model: its weights can then only be read through `named_weights`."""
         self.weight_version = 0
         """Updates applied: versions of the weights since the run began."""
         self.num_updates = 0
         """Updates tried, applied or skipped: the position in the learning-rate schedule."""
         self.consecutive_skips = 0
+        """Updates skipped since the last applied one."""
 
+    @torch.no_grad()
     def score(self, sequences: Sequence[TokenSequence]) -> list[TokenScores]:
-        """See `protocols.Policy.score`."""
-        return self._rows.score(sequences)
+        """Log-probs and entropies of the response tokens under the current weights, at the rollout temperature."""
+        share = rank_shares(sequences, self._ranks.world_size)[self._ranks.rank]
+        own: dict[int, TokenScores] = {}
+        for batch in self._passes([sequences[index] for index in share]):
+            rows = [sequences[share[index]] for index in batch] or [sequences[0]]
+            logprobs, entropies = self._stepper.forward(self._pack(rows))
+            # Both in one copy: each copy to the host waits for the device.
+            both = torch.stack([logprobs.float(), entropies.float()]).cpu().numpy()
+            parts = np.split(both, np.cumsum([len(row.response_ids) for row in rows])[:-1], axis=1)
+            for index, part in zip(batch, parts, strict=False):
+                own[share[index]] = TokenScores(logprobs=part[0].copy(), entropies=part[1].copy())
+        whole = {index: score for part in self._ranks.gather(own) for index, score in part.items()}
+        return [whole[index] for index in range(len(sequences))]
 
     def update(self, batch: MiniBatch) -> UpdateReport:
-        """See `protocols.Policy.update`; the learning rate follows the updates tried, or the budget spent."""
+        """One optimizer update: gradient accumulated over token-budget micro-batches, clipped, checked, applied.
+
+        The learning rate follows the updates tried, or the budget spent.
+        """
         self._stepper.begin()
-        loss, num_tokens, metrics = self._rows.accumulate(batch)
+        loss, num_tokens, metrics = self._accumulate(batch)
         position: float = self.num_updates
         if batch.progress is not None:
             position = batch.progress * self._optim.horizon * self._optim.minibatches
@@ -140,28 +185,100 @@ class SteppedPolicy:
         )
 
     def rest(self) -> None:
-        """See `protocols.Policy.rest`."""
+        """Give back the device memory that only updates need, until the next one; nothing where none is asked for."""
         self._stepper.rest()
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `protocols.Policy.named_weights`."""
+        """Every tensor of the state dict, tied ones under each of their names, one at a time.
+
+        All ranks read it to its end together; a tensor holds until the next one is asked for.
+        """
         return self._stepper.named_weights()
 
     def save(self, folder: Path) -> None:
-        """See `protocols.Policy.save`."""
+        """Write weights and optimizer state so that `load` restores them bit for bit."""
         self._stepper.save(folder)
         if self._ranks.is_main:
             counters = {name: getattr(self, name) for name in _COUNTERS}
             (folder / STATE_FILE).write_text(json.dumps(self._stepper.layout | counters) + "\n")
 
     def load(self, folder: Path) -> None:
-        """See `protocols.Policy.load`."""
+        """Go on from what `save` wrote, in place; raises RunError or InputError where it fits another model."""
         with reading_file(folder / STATE_FILE):
             saved = dict(json.loads((folder / STATE_FILE).read_text()))
             counters = {name: int(saved[name]) for name in _COUNTERS}
         self._stepper.load(folder, saved)
         for name, value in counters.items():
             setattr(self, name, value)
+
+    def _accumulate(self, batch: MiniBatch) -> tuple[float, int, dict[str, float]]:
+        """Add up the gradient of this rank's share of `batch`.
+
+        Returns the loss, the number of response tokens with a gradient, and diagnostics, all over all ranks.
+        """
+        rows = rows_with_gradient(batch, self._objective)
+        share = rank_shares([row.sequence for row in rows], self._ranks.world_size)[self._ranks.rank]
+        own = [rows[index] for index in share]
+        totals = denominators(self._objective, batch)
+        loss, sums = torch.zeros((), device=self._parts.device), None
+        # In lockstep with no gradient in any row, one empty pass makes zeros: Adam's momentum still moves the weights.
+        for micro in self._passes([row.sequence for row in own], at_least=1):
+            if micro:
+                part, part_sums = self._loss([own[index] for index in micro], totals, clip=batch.clip)
+                sums = part_sums if sums is None else sums + part_sums
+                loss = loss + part.detach()
+            else:
+                # Beside another rank's pass: every weight takes part, with gradient zero.
+                shortest = min((row.sequence for row in batch.rows), key=lambda sequence: len(sequence.response_ids))
+                part = self._stepper.forward(self._pack([shortest]))[0].sum() * 0.0
+            # Gradient checkpointing runs the layers once more in here, with whatever attention is set.
+            with use_attention(self._parts.body, PACKED_CAUSAL):
+                self._stepper.backward(part)
+        losses, parts = zip(*self._ranks.gather((float(loss), None if sums is None else sums.on_host())), strict=True)
+        found = [part for part in parts if part is not None]
+        metrics = reduce(add, found).metrics() if found else {}
+        return reduce(add, losses), sum(row.num_tokens for row in rows), metrics
+
+    def _passes(self, own: Sequence[TokenSequence], at_least: int = 0) -> list[list[int]]:
+        """The micro-batches of this rank's rows; in lockstep with empty ones behind, as many on every rank."""
+        batches = packed_batches(own, self._optim.microbatch_tokens)
+        if not self._stepper.lockstep:
+            return batches
+        busiest = max([at_least, *self._ranks.gather(len(batches))])
+        return batches + [[] for _ in range(busiest - len(batches))]
+
+    def _pack(self, rows: Sequence[TokenSequence]) -> PackedBatch:
+        return pack(rows, self._parts.device, by_segments=self._by_segments)
+
+    def _loss(
+        self, rows: Sequence[TrainingRow], totals: Denominators, *, clip: bool
+    ) -> tuple[Float[Tensor, ""], ObjectiveSums]:
+        """A micro-batch's part of the loss of its mini-batch, and of the diagnostics."""
+        packed = self._pack([row.sequence for row in rows])
+        logprobs, entropies = self._stepper.forward(packed)
+        reference = None
+        if self._reference is not None:
+            with torch.no_grad():
+                reference, _ = packed_scores(self._reference, packed, self._temperature)
+        device, dtype = logprobs.device, logprobs.dtype
+        replayed = np.repeat([row.replayed for row in rows], [row.num_tokens for row in rows])
+        targets = TokenTargets(
+            advantages=to_device(np.concatenate([row.token_advantages for row in rows]), device, dtype),
+            behaviour_logprobs=to_device(np.concatenate([row.behaviour_logprobs for row in rows]), device, dtype),
+            replayed=to_device(replayed, device),
+        )
+        loss = micro_batch_loss(
+            logprobs, entropies, reference, targets, clip=clip, settings=self._objective, denominators=totals
+        )
+        return loss, objective_sums(logprobs, entropies, reference, targets, clip=clip, settings=self._objective)
+
+
+def rows_with_gradient(batch: MiniBatch, objective: ObjectiveSettings) -> list[TrainingRow]:
+    """All rows, or only those of non-zero advantage where no other term of the loss reads the rest."""
+    if objective.entropy_coefficient or objective.kl_coefficient:
+        return list(batch.rows)
+    imitated = objective.surrogate == "likelihood"
+    return [row for row in batch.rows if row.advantage != 0 or (row.replayed and imitated)]
 
 
 def learning_rate_at(settings: OptimSettings, update: float) -> float:

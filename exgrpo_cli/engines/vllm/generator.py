@@ -15,8 +15,7 @@ from torch import Tensor
 
 from exgrpo_cli.base.errors import InputError, RunError, ToolkitWarning
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason, TokenSequence
-from exgrpo_cli.engines.protocols import Score
-from exgrpo_cli.engines.sampling import Place, in_order, places_of
+from exgrpo_cli.engines.generators import Place, Score, in_order, places_of
 from exgrpo_cli.engines.vllm.proof import (
     Canary,
     HeldWeight,
@@ -36,7 +35,7 @@ DISCARD_ALL = 2
 
 
 class VLLMGenerator:
-    """Implements `protocols.Generator`; its log-probs are of the distribution that was sampled from, after top_p."""
+    """Implements `Generator`; its log-probs are of the distribution that was sampled from, after top_p."""
 
     def __init__(self, settings: VLLMSettings, *, eos_ids: Sequence[int], canary: Canary | None = None) -> None:
         """Start the engine with the weights of `settings.folder`; a generator that is synced needs a `canary`.
@@ -67,7 +66,7 @@ class VLLMGenerator:
         params: SamplingParams,
         on_finished: Callable[[int, Rollout], None] | None = None,
     ) -> list[list[Rollout]]:
-        """See `protocols.Generator.generate`; rollouts come as vLLM ends them."""
+        """See `Generator.generate`; rollouts come as vLLM ends them."""
         assert not self._asleep, "a generator that sleeps is woken by sync"
         for request in requests:
             if len(request.prompt_ids) + params.max_new_tokens > self._settings.max_tokens:

@@ -12,7 +12,7 @@ import numpy as np
 
 from exgrpo_cli.base import types
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.engines.ranked_generator import RankedGenerator
+from exgrpo_cli.engines.generators import RankedGenerator
 from exgrpo_cli.grading import GradingItem
 from exgrpo_cli.questions.choices import options_of
 from exgrpo_cli.replay.place import Experience

@@ -19,7 +19,7 @@ from exgrpo_cli.base.types import (
     Verdict,
 )
 from exgrpo_cli.config.sections.run import GradingSettings
-from exgrpo_cli.engines.protocols import UpdateReport
+from exgrpo_cli.engines.policy.policy import UpdateReport
 from exgrpo_cli.evaluation.sampling import Evaluation, QuestionRecord, Sample
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.replay.by_question import effective_sample_share

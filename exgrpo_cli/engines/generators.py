@@ -1,25 +1,75 @@
-"""Every rank samples its share of the rollouts; all get all of them.
+"""Generators: prompts in, rollouts out; and one for several ranks, of which each samples a share and all get the whole.
 
-What a rollout costs is its length, which nobody knows before: a request says what to expect. Rollouts of one question
-are alike in length, known or not, so a group is spread over the ranks.
+`hf` is the reference that every other engine is tested against. Under several ranks every rank makes the same calls
+with the same arguments and gets the same whole result: an engine shards and gathers inside, so the loop never sees a
+rank. What a rollout costs is its length, which nobody knows before: a request says what to expect. Rollouts of one
+question are alike in length, known or not, so a group is spread over the ranks.
 """
 
 import heapq
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
 
-from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams
-from exgrpo_cli.engines.protocols import Generator, Score
-from exgrpo_cli.engines.sampling import Place, in_order, places_of
+from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, TokenScores, TokenSequence
 from exgrpo_cli.ranks import Ranks
+
+Score = Callable[[Sequence[TokenSequence]], list[TokenScores]]
+"""Log-probs and entropies of response tokens under a policy's current weights."""
+
+Place = tuple[int, int]
+"""A rollout: the index of its request and that of its seed."""
+
+
+def places_of(requests: Sequence[RolloutRequest]) -> list[Place]:
+    """Every rollout that is asked for, in order."""
+    return [(index, member) for index, request in enumerate(requests) for member in range(len(request.seeds))]
+
+
+def in_order(requests: Sequence[RolloutRequest], rollouts: Mapping[Place, Rollout]) -> list[list[Rollout]]:
+    """The rollouts of each request, in the order of its seeds."""
+    return [[rollouts[index, member] for member in range(len(each.seeds))] for index, each in enumerate(requests)]
+
+
+@runtime_checkable
+class Generator(Protocol):
+    """Prompts in, rollouts out."""
+
+    @property
+    def weight_version(self) -> int:
+        """Version of the weights the next rollout will be sampled with."""
+
+    def generate(
+        self,
+        requests: Sequence[RolloutRequest],
+        params: SamplingParams,
+        on_finished: Callable[[int, Rollout], None] | None = None,
+    ) -> list[list[Rollout]]:
+        """Sample len(request.seeds) rollouts for each request, in the order of requests and seeds.
+
+        `on_finished(index_of_request, rollout)` is called as each one ends, so that grading can overlap.
+        """
+
+    def sleep(self) -> None:
+        """Give back the device memory that only sampling needs, until the next `sync`; nothing where none is held."""
+
+    def sync(self, weights: Iterator[tuple[str, Tensor]], weight_version: int, score: Score | None = None) -> None:
+        """Take over new weights and prove that they arrived; raises RunError where they did not.
+
+        `score` is the sender's own `Policy.score`: an engine that computes by kernels of its own compares log-probs
+        with it, beside checksums.
+        """
+
+    def close(self) -> None:
+        """Free what the engine holds; nothing may be asked of it afterwards."""
 
 
 class RankedGenerator:
-    """Implements `protocols.Generator` with one generator on each rank, or on each `tensor_parallel` neighbours.
+    """A `Generator` with one generator on each rank, or on each `tensor_parallel` neighbours.
 
     A rollout depends on weights, prompt and seed alone, so it is the same on whichever rank it is sampled. Ranks that
     hold one generator together sample the same share.
@@ -83,15 +133,15 @@ class RankedGenerator:
         }
 
     def sleep(self) -> None:
-        """See `protocols.Generator.sleep`."""
+        """See `Generator.sleep`."""
         self.local.sleep()
 
     def sync(self, weights: Iterator[tuple[str, Tensor]], weight_version: int, score: Score | None = None) -> None:
-        """See `protocols.Generator.sync`."""
+        """See `Generator.sync`."""
         self.local.sync(weights, weight_version, score)
 
     def close(self) -> None:
-        """See `protocols.Generator.close`."""
+        """See `Generator.close`."""
         self.local.close()
 
 
