@@ -3,14 +3,16 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import fake_slurm
 import pytest
+import real_slurm
 
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.files import read_json_lines
@@ -100,7 +102,7 @@ def wait_for(path: Path, content: str = "") -> None:
 def launch_and_signal(study: Study, settings: SlurmSettings, signal_running: Callable[[], None]) -> None:
     """The first arm's runs wait at step 3 until their tasks are signalled; they are started once more and go on."""
     arm = study.runs[0].folder.parent
-    arm.mkdir(parents=True)
+    arm.mkdir(parents=True, exist_ok=True)
     (arm / "hold").touch()
     held = [run for run in study.runs if run.folder.parent == arm]
 
@@ -244,3 +246,29 @@ def test_what_a_launcher_does_not_do_is_refused(
     assert exgrpo([*command, *options]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "runs" / "one").exists()
+
+
+@pytest.fixture
+def one_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmSettings]:
+    """A real Slurm, and what its node has."""
+    if reason := real_slurm.why_not():
+        # A controller and a node need root and Debian's packages; CI runs the same launcher on fake programs.
+        pytest.skip(reason)
+    with real_slurm.real_slurm(monkeypatch.setenv):
+        yield SlurmSettings(partition="main", hours=1.0)
+
+
+@pytest.mark.slow
+def test_a_real_slurm_runs_an_array_and_requeues_a_task_whose_time_is_over(
+    study: Study, one_node: SlurmSettings
+) -> None:
+    """The signal that Slurm sends before the end of a task's time; `scontrol requeue` is submitit's."""
+    with pytest.raises(InputError, match=r"sbatch refused \S+: .*invalid partition specified: gpu"):
+        launched(study)
+
+    def signal_running() -> None:
+        jobs = subprocess.run(["squeue", "-h", "-t", "R", "-o", "%A"], capture_output=True, text=True, check=True)
+        for job in jobs.stdout.split():
+            subprocess.run(["scancel", "--signal=USR2", job], check=False)
+
+    launch_and_signal(study, one_node, signal_running)
