@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.config.sections import check
 from exgrpo_cli.config.sections.data import WordProblemSettings
 from exgrpo_cli.questions.made.pools import Pool
 from exgrpo_cli.questions.made.word_problems import expression, make_word_problems, pool_of, tell, values_of
@@ -51,4 +52,4 @@ def test_worked_examples_are_earlier_turns_of_chains_that_nobody_is_asked():
 def test_levels_that_are_not_told():
     for levels in ((), (0,), (5,), (2, 2)):
         with pytest.raises(InputError, match=r"word_problems\.levels = .*levels from 1 to 4, each once"):
-            WordProblemSettings(levels=levels)
+            check("word_problems", WordProblemSettings(levels=levels))
