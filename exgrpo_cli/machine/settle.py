@@ -268,13 +268,22 @@ def replay_notes(config: Config, num_questions: int | None = None) -> list[str]:
 
     Where the number of questions is not known yet, as few as a step asks are assumed.
     """
-    replay, asked = config.replay, config.rollout.questions_per_step
-    if num_questions is None:
-        num_questions = config.arithmetic.num_train if config.data.train == "arithmetic" else asked
-    if not replay.enabled or (first := first_replay_step(config, max(num_questions, asked))) <= config.run.last_step:
+    replay, rollout, steps = config.replay, config.rollout, config.run.last_step
+    if not replay.enabled:
         return []
-    keys = ["warmup_steps"] * bool(replay.warmup_steps) + ["min_stored"] * (replay.composition == "join")
-    return [
-        f"nothing will be replayed: step {first} is the first that could, and the run ends after "
-        f"{config.run.last_step}; use more --steps{''.join(f' or a lower replay.{key}' for key in keys)}"
-    ]
+    notes, rows = [], rollout.questions_per_step * rollout.group_size
+    if num_questions is None:
+        num_questions = config.arithmetic.num_train if config.data.train == "arithmetic" else 0
+    first = first_replay_step(config, max(num_questions, rollout.questions_per_step))
+    if first > steps:
+        keys = ["warmup_steps"] * bool(replay.warmup_steps) + ["min_stored"] * (replay.composition == "join")
+        notes.append(
+            f"nothing will be replayed: step {first} is the first that could, and the run ends after "
+            f"{steps}; use more --steps{''.join(f' or a lower replay.{key}' for key in keys)}"
+        )
+    if replay.store == "all" and not (replay.capacity or replay.max_age or replay.max_uses):
+        notes.append(
+            f"replay.store = 'all' keeps up to {rows:,} rows a step, {rows * steps:,} in all: replay.capacity, max_age "
+            "or max_uses would limit them"
+        )
+    return notes

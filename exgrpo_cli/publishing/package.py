@@ -18,7 +18,7 @@ from exgrpo_cli.base.errors import InputError
 
 MARKER = "exgrpo.json"
 """File of a repository that says what was published into it."""
-TOLD = ("config.toml", "metrics.jsonl", "summary.json", "environment.json")
+METADATA_FILES = ("config.toml", "metrics.jsonl", "summary.json", "environment.json")
 """Files in which a run describes itself."""
 SECRET_NAME = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$")
 """Ends of the names of environment variables whose values are secret."""
@@ -54,7 +54,12 @@ class Private:
         folders = {Path.home(), Path.cwd(), *runs, *(run.parent for run in runs)} - {Path("/")}
         nodes = {platform.node(), environment.get("HOSTNAME", ""), environment.get("SLURMD_NODENAME", "")}
         hosts = {host for node in nodes for host in (node, node.partition(".")[0]) if len(host) >= LEAST_HOST}
-        told = (path for name in TOLD for path in (folder / name, *folder.glob(f"*/seed-*/{name}")) if path.is_file())
+        told = (
+            path
+            for name in METADATA_FILES
+            for path in (folder / name, *folder.glob(f"*/seed-*/{name}"))
+            if path.is_file()
+        )
         servers = (host for path in told for host in URL_HOST.findall(path.read_text(errors="replace")))
         secrets = {value for name, value in environment.items() if SECRET_NAME.search(name)} | {get_token() or ""}
         return cls(
@@ -64,7 +69,7 @@ class Private:
             secrets=_longest_first(secret for secret in secrets if len(secret) >= LEAST_SECRET),
         )
 
-    def without(self, text: str, where: str) -> str:
+    def redact(self, text: str, where: str) -> str:
         """The text with paths by their last part and without host names.
 
         Raises InputError, naming `where` and not the secret, for a text with one.
@@ -129,7 +134,7 @@ class Package:
         """Add a text without what is private; messages name `where` it is from. Raises InputError for a secret."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.private.without(text, where), encoding="utf-8")
+        path.write_text(self.private.redact(text, where), encoding="utf-8")
 
     def copy(self, source: Path, name: str = "") -> None:
         """Add a text file, under its own name where no other is given, as `write` does."""

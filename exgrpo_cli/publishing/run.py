@@ -24,7 +24,7 @@ from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning, list_parts, pa
 from exgrpo_cli.ledger.schemas import BODIES, EVENTS, IDENTITY_FILE, SCHEMAS, TABLES, TRAJECTORIES
 from exgrpo_cli.ledger.writer import schema_with_metadata, write_parquet
 from exgrpo_cli.publishing.hub import BATCH, ROWS, check_name
-from exgrpo_cli.publishing.package import TOLD, Package, Private
+from exgrpo_cli.publishing.package import METADATA_FILES, Package, Private
 from exgrpo_cli.publishing.study import study_package
 from exgrpo_cli.questions.question_file import read_questions, write_questions
 from exgrpo_cli.questions.sources import parse_hub_id, read_card
@@ -194,7 +194,7 @@ def _hub_data(config: Config) -> str:
 
 def _with_ledger(package: Package, run: Path, about: Mapping[str, Any]) -> Package:
     """The ledger as a data set, with what makes a run folder of it again: settings, journal, questions, tokenizer."""
-    for name in (name for name in TOLD if (run / name).is_file()):
+    for name in (name for name in METADATA_FILES if (run / name).is_file()):
         package.copy(run / name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LedgerWarning)  # raised as an error of one line
@@ -272,7 +272,7 @@ def _copy_questions(package: Package, source: Path) -> None:
     """The question file with the names of its sources alone, and without how it was made."""
     private, target = package.private, package.folder / record.QUESTIONS_FILE
     questions = [
-        replace(question, source=private.without(question.source, str(source)))
+        replace(question, source=private.redact(question.source, str(source)))
         for question in read_questions(source).questions
     ]
     texts = ("\n".join([*(turn.content for turn in question.prompt), question.answer]) for question in questions)

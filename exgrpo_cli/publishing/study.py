@@ -83,7 +83,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _write_table(package: Package, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
     """Rows as Parquet without what is private, a column for every key of any row."""
     texts = (json.dumps(row, ensure_ascii=False) for row in rows)
-    public = [json.loads(package.private.without(text, name)) for text in texts]
+    public = [json.loads(package.private.redact(text, name)) for text in texts]
     names = dict.fromkeys(key for row in public for key in row)
     package.folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table({key: _column([row.get(key) for row in public]) for key in names}), package.folder / name)

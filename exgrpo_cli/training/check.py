@@ -146,7 +146,7 @@ class Check:
             for report in reports
             if not report.applied or not math.isfinite(report.loss)
         )
-        self.policy.rest()
+        self.policy.offload()
         with meter.phase("sync"):
             self.sync()
 
@@ -178,7 +178,7 @@ def check_run(plan: Plan, *, reporter: Reporter, ranks: Ranks = ALONE) -> dict[s
         policy, generator = make_engines(plan, backbone, prompts, device, ranks)
         stack.callback(generator.close)
         check = Check(config=local, policy=policy, generator=generator, meter=meter, prompts=prompts, trained=trained)
-        policy.rest()
+        policy.offload()
         check.sync()
         check.inject_fault()
         try:

@@ -148,5 +148,5 @@ def update(
 
 def sync(parts: Parts) -> None:
     """Hand the policy's weights to the generator, which proves that it has them; no update comes before rollouts."""
-    parts.policy.rest()
+    parts.policy.offload()
     parts.generator.sync(parts.policy.named_weights(), parts.policy.weight_version, parts.policy.score)

@@ -232,10 +232,10 @@ def test_state_that_rests_between_updates_changes_nothing(dtype: torch.dtype, tm
         for offload in (True, False)
     )
     for _ in range(2):
-        resting.rest()
-        resting.rest()
+        resting.offload()
+        resting.offload()
         assert resting.update(minibatch()) == plain.update(minibatch())
-    resting.rest()
+    resting.offload()
     state = {tensor.data_ptr() for tensor in resting._stepper._update_state()}
     assert state == {host.data_ptr() for host in resting._stepper._offloaded._hosts}
     assert len(state) == len(plain._stepper._masters) * (2 + (dtype is torch.bfloat16))

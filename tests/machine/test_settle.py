@@ -220,7 +220,8 @@ def test_the_first_step_that_can_replay(method, settings, first):
 
 
 def test_notes_and_the_budget_are_part_of_the_plan():
-    [nothing] = plan_of(method="repo").to_json()["notes"]
+    [nothing, unlimited] = plan_of(method="repo").to_json()["notes"]
+    assert unlimited.startswith("replay.store = 'all' keeps up to 256 rows a step, 38,400 in all")
     assert "the run ends after 150; use more --steps or a lower replay.min_stored" in nothing
     plan = plan_of(LAPTOP, "run.budget=generated", "run.budget_amount=2e6")
     assert "budget     2,000,000 tokens generated, in at most 600 steps" in plan.lines()

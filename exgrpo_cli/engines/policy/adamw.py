@@ -89,7 +89,7 @@ class AdamWStepper:
         self._optimizer.zero_grad(set_to_none=True)
         return grad_norm, skipped
 
-    def rest(self) -> None:
+    def offload(self) -> None:
         """Offload optimizer state and masters, where `optim.offload_during_rollouts` says so."""
         if self._optim.offload_during_rollouts:
             self._offloaded.offload()

@@ -122,7 +122,7 @@ class ZeroStepper:
             skipped = skipped or "skipped by DeepSpeed"
         return self._norm.latest, skipped
 
-    def rest(self) -> None:
+    def offload(self) -> None:
         """Nothing: DeepSpeed keeps its state where `optim.offload` says."""
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:

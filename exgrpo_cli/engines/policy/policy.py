@@ -85,7 +85,7 @@ class Stepper(Protocol):
     def step(self, learning_rate: float) -> tuple[float, str]:
         """Clip, check and apply the gradient; its norm before clipping, and why it was skipped, or ""."""
 
-    def rest(self) -> None:
+    def offload(self) -> None:
         """Give back the device memory that only updates need."""
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -184,9 +184,9 @@ class Policy:
             metrics={"optim/learning_rate": learning_rate, **metrics},
         )
 
-    def rest(self) -> None:
+    def offload(self) -> None:
         """Give back the device memory that only updates need, until the next one; nothing where none is asked for."""
-        self._stepper.rest()
+        self._stepper.offload()
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of the state dict, tied ones under each of their names, one at a time.
