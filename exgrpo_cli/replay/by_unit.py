@@ -290,16 +290,18 @@ class UnitDraw:
             self._left[found] = -np.inf
             return found
         # With replacement, passing over repeats, which is without replacement.
-        drawn: list[int] = []
+        drawn, earliest = np.zeros(0, dtype=np.int64), np.zeros(len(self._left), dtype=np.int64)
         while len(drawn) < num and self._left.any():
             sums = np.cumsum(self._left)
             targets = self._rng.random(num - len(drawn)) * sums[-1]
             # A target that rounds up to the sum falls to the last unit with a weight.
-            last = int(np.searchsorted(sums, sums[-1]))
-            found = np.minimum(np.searchsorted(sums, targets, side="right"), last)
+            found = np.minimum(np.searchsorted(sums, targets, side="right"), np.searchsorted(sums, sums[-1]))
             self._left[found] = 0.0
-            drawn += dict.fromkeys(found.tolist())
-        return np.array(drawn, dtype=np.int64)
+            order = np.arange(len(found))
+            # Of repeats the earliest is written last, and stays.
+            earliest[found[::-1]] = order[::-1]
+            drawn = np.append(drawn, found[earliest[found] == order])
+        return drawn
 
 
 def _weights(
