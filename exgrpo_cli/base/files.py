@@ -24,6 +24,7 @@ from exgrpo_cli.base.errors import InputError, RunError
 _PARTIAL = ".partial"
 """Between the name of what is being written, with a dot before it, and the process that writes it."""
 _TAIL_BYTES = 1 << 14
+UNCHANGED = "What was there before is unchanged: make room, or choose another place."
 
 
 def stage(path: Path, write: Callable[[BinaryIO], object], *, sync: bool = True) -> Path:
@@ -61,7 +62,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         publish(stage(path, write), path)
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
 
 
 def require_writable(path: Path) -> None:
@@ -103,7 +104,7 @@ def append_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -194,13 +195,11 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _cannot_write(path: Path, error: OSError) -> RunError:
-    """The one line for a write that the system refused."""
+def cannot_write(path: Path | str, error: Exception, then: str = UNCHANGED) -> RunError:
+    """The one line for a write that the system refused; `then` says what is whole all the same, and what to do."""
     # Arrow wraps the system's reason in words of its own.
-    reason = os.strerror(error.errno) if error.errno else str(error)
-    return RunError(
-        f"{path} cannot be written: {reason}. What was there before is unchanged: make room, or choose another place."
-    )
+    number = getattr(error, "errno", None)
+    return RunError(f"{path} cannot be written: {os.strerror(number) if number else error}. {then}")
 
 
 def partial_path(path: Path) -> Path:

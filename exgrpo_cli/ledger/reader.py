@@ -109,11 +109,6 @@ def list_parts(folder: Path, table: str) -> list[Path]:
     return sorted(path for path in (folder / table).glob("part-*") if _NAME.fullmatch(path.name))
 
 
-def list_unfinished(folder: Path) -> list[Path]:
-    """Files whose writer died, or is still writing."""
-    return sorted(path for table in TABLES for path in (folder / table).glob(".part-*"))
-
-
 def checksum(token_ids: Int32[np.ndarray, " tokens"], logprobs: Float32[np.ndarray, " tokens"]) -> bytes:
     """The CRC-32 of a body's token ids and then log-probs as they are stored, in hexadecimal digits."""
     return b"%08x" % crc32(logprobs.data, crc32(token_ids.data))
@@ -147,11 +142,9 @@ def inspect_part(table: str, path: Path) -> PartInfo:
             with pq.ParquetFile(path) as file:
                 schema, num_rows = file.schema_arrow, file.metadata.num_rows
         if not schema.equals(SCHEMAS[table]):
-            texts = [each.to_string(show_schema_metadata=False) for each in (schema, SCHEMAS[table])]
-            found, expected = (text.splitlines() for text in texts)
-            wrong = [field for field in found if field not in expected]
-            missing = [field for field in expected if field not in found]
-            raise DamagedBytes(f"{name}: columns {wrong[:2]} instead of {missing[:2]}")
+            wrong = [str(column) for column in schema if column not in set(SCHEMAS[table])]
+            missing = [str(column) for column in SCHEMAS[table] if column not in set(schema)]
+            raise DamagedBytes(f"{name}: columns {wrong} instead of {missing}")
         content: dict[str, Any] = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
     first_step, last_step = steps_of(path)
     return PartInfo(
@@ -209,8 +202,6 @@ def _read_once(folder: Path) -> Catalogue:
         rows = sum(part.num_rows for parts in listed.values() for part in parts) - sum(totals.values())
         reason = mismatch or "not complete (still being written, or cut short)"
         problems.append(f"{rows} rows up to step {max(part.last_step for part in later)} left out: {reason}")
-    if unfinished := list_unfinished(folder):
-        problems.append(f"{len(unfinished)} unfinished files ignored")
     return Catalogue(parts=kept, totals=totals, last_step=last_step, dropped="; ".join(problems))
 
 
@@ -359,8 +350,6 @@ class BodyStore:
         self._first_ids: list[int] = []
         self._places: list[tuple[Path, int]] = []
         self._mapped: dict[Path, list[tuple[Columns, bytes]]] = {}
-        self._checked = bytearray()
-        """Whether this process, for each trajectory, has found its checksum right: what is read again is in memory."""
         for part in parts:
             self.add(part)
 
@@ -373,10 +362,8 @@ class BodyStore:
     def read(self, trajectory_ids: Sequence[int]) -> list[Body]:
         """Copies of the stored arrays, in the order of the ids, which must exist.
 
-        Raises DamagedBytes naming the file and the trajectory whose checksum differs, looked at when it is first read.
+        Raises DamagedBytes naming the file and the trajectory whose checksum differs.
         """
-        most = max(trajectory_ids, default=-1)
-        self._checked.extend(bytes(max(0, int(most) + 1 - len(self._checked))))
         return [self._read_one(int(trajectory_id)) for trajectory_id in trajectory_ids]
 
     def _read_one(self, trajectory_id: int) -> Body:
@@ -388,10 +375,8 @@ class BodyStore:
         row = trajectory_id - self._first_ids[place]
         begin, end = offsets[row], offsets[row + 1]
         body = token_ids[begin:end].copy(), logprobs[begin:end].copy()
-        if not self._checked[trajectory_id]:
-            if checksums[8 * row : 8 * row + 8] != checksum(*body):
-                raise DamagedBytes(f"{path}: trajectory {trajectory_id} is damaged (its checksum differs)")
-            self._checked[trajectory_id] = 1
+        if checksums[8 * row : 8 * row + 8] != checksum(*body):
+            raise DamagedBytes(f"{path}: trajectory {trajectory_id} is damaged (its checksum differs)")
         return body
 
 

@@ -3,10 +3,7 @@
 `reader.py` tells live and closed parts of a table apart. A body is the tokens of a trajectory and their log-probs.
 """
 
-import errno
 import json
-import shutil
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -20,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
-from exgrpo_cli.base.errors import InputError, RunError, ToolkitWarning
-from exgrpo_cli.base.files import partial_path, publish, stage, sync_folder, write_json
+from exgrpo_cli.base.errors import InputError, RunError
+from exgrpo_cli.base.files import cannot_write, partial_path, publish, remove_partials, stage, sync_folder, write_json
 from exgrpo_cli.ledger.reader import (
     CHECKSUMS,
     COMMIT_FIRST,
@@ -33,7 +30,6 @@ from exgrpo_cli.ledger.reader import (
     checksum,
     inspect_part,
     list_parts,
-    list_unfinished,
     part_path,
     read_catalogue,
     steps_of,
@@ -51,7 +47,7 @@ from exgrpo_cli.ledger.schemas import (
 )
 
 _LOCK_FILE = "writer.lock"
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_STEPS_BEFORE = "Everything before is complete: free some space, then go on with --resume."
 _DICTIONARY_BYTES = 16 << 20
 """46,000 question ids must fit one Parquet dictionary, or the column falls back to plain strings and opens slowly."""
 _LIVE_ROWS, _LIVE_BYTES = 1 << 15, 8 << 20
@@ -102,17 +98,6 @@ def write_bodies(file: BinaryIO, batches: Iterable[tuple[pa.RecordBatch, bytes]]
     with pa.ipc.new_file(file, schema) as sink:
         for batch, checksums in batches:
             sink.write_batch(batch, custom_metadata={CHECKSUMS: checksums})
-
-
-def write_failed(folder: Path, step: int, error: OSError) -> RunError:
-    """The error of a step that the disk refused, for the user."""
-    if error.errno in _DISK_FULL:
-        free = shutil.disk_usage(folder).free
-        return RunError(
-            f"{folder}: the disk is full ({free / 2**20:.0f} MiB free) while step {step} was being written; "
-            f"everything before is complete: free some space, then go on with --resume"
-        )
-    return RunError(f"{folder}: cannot write step {step} ({error}); everything before is complete")
 
 
 def open_ledger(folder: Path, identity: LedgerIdentity, at_step: int | None) -> tuple[FileLock, Catalogue]:
@@ -167,14 +152,8 @@ def check_cut(folder: Path, step: int) -> Catalogue:
 
 def cut_after(folder: Path, step: int) -> None:
     """Delete what the ledger holds of later steps; the caller holds the writer lock and has called `check_cut`."""
-    unfinished = list_unfinished(folder)
-    for path in unfinished:
-        path.unlink()
-    if unfinished:
-        warnings.warn(
-            f"{folder}: {len(unfinished)} unfinished files of a stopped run removed", ToolkitWarning, stacklevel=3
-        )
     for table in COMMIT_FIRST:
+        remove_partials(folder / table)
         later = [path for path in list_parts(folder, table) if steps_of(path)[0] > step]
         for path in reversed(later):
             path.unlink()
@@ -295,7 +274,7 @@ class LedgerWriter:
             if self.totals[BODIES] > self._closed[BODIES]:
                 self._stored.add(inspect_part(BODIES, path))
         except OSError as error:
-            raise write_failed(self.folder, self.last_step, error) from error
+            raise cannot_write(f"step {self.last_step} of {self.folder}", error, _STEPS_BEFORE) from error
         for table in tables:
             self._first_steps[table], self._closed[table] = self.last_step + 1, self.totals[table]
             if table == BODIES:
@@ -327,7 +306,7 @@ class LedgerWriter:
             for path, staged in {path: stage(path, job, sync=False) for path, job in jobs.items()}.items():
                 staged.replace(path)
         except OSError as error:
-            raise write_failed(self.folder, step, error) from error
+            raise cannot_write(f"step {step} of {self.folder}", error, _STEPS_BEFORE) from error
         finally:
             for path in jobs:
                 partial_path(path).unlink(missing_ok=True)

@@ -22,6 +22,7 @@ from exgrpo_cli.base.files import (
     NUMBER,
     Files,
     append_json_lines,
+    cannot_write,
     find_damage,
     find_differences,
     partials,
@@ -170,12 +171,8 @@ def writing(path: Path) -> Iterator[None]:
     except (OSError, RuntimeError, SafetensorError) as error:
         if isinstance(error, RuntimeError) and not any(word in str(error) for word in TORCH_WRITES):
             raise
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        free = shutil.disk_usage(path.parent).free
-        raise RunError(
-            f"{path} cannot be written ({reason}; {free / 2**20:.0f} MiB free). Earlier checkpoints are whole: free "
-            "some space, then go on with --resume."
-        ) from error
+        then = "Earlier checkpoints are whole: free some space, then go on with --resume."
+        raise cannot_write(path, error, then) from error
 
 
 CHECKSUMS_FILE = "checksums.json"

@@ -96,7 +96,7 @@ def test_torch_on_a_full_disk_is_one_line_and_other_errors_stay_what_they_are(tm
     if not Path("/dev/full").exists():
         # Linux has it and macOS, where people try the tiny backbone, has not; nothing else refuses every byte there.
         pytest.skip("this system has no /dev/full")
-    with pytest.raises(RunError, match=r"weights cannot be written \(.*free some space"), writing(tmp_path / "weights"):
+    with pytest.raises(RunError, match=r"weights cannot be written: .*free some space"), writing(tmp_path / "weights"):
         torch.save({"weight": torch.zeros(100_000)}, "/dev/full")
     for error in (torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("NCCL communicator was aborted")):
         with pytest.raises(type(error), match=str(error)), writing(tmp_path / "weights"):
