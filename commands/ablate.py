@@ -10,7 +10,7 @@ from exgrpo_cli.commands.report import write_page
 
 if TYPE_CHECKING:
     from exgrpo_cli.studies.planning import StudyRequest
-    from exgrpo_cli.studies.report import StudyReport
+    from exgrpo_cli.studies.report import Numbers
     from exgrpo_cli.studies.study import Study
 
 
@@ -90,7 +90,6 @@ def ablate(
       exgrpo ablate --methods exgrpo,latest --launcher slurm --config cluster.toml
       exgrpo ablate --vary replay.ratio=0.25,0.5,0.75 --steps 100 --dry-run
     """
-    from exgrpo_cli.studies.output import study_json
     from exgrpo_cli.studies.schedule import compare, jobs_of, script, slurm_settings, time_to_go
 
     study = options.request().plan()
@@ -104,7 +103,7 @@ def ablate(
     cli.talk(f"exgrpo: {len(study.runs)} runs in {study.folder}\n{to_go}", quiet=speech.quiet)
     report = compare(study, jobs=jobs, quiet=speech.quiet, slurm=slurm)
     write_page(study.folder, quiet=speech.quiet)
-    cli.print_json(study_json(study, report)) if speech.json else _print_report(study, report)
+    cli.print_json(report) if speech.json else _print_report(study, report)
 
 
 def _print_runs(study: "Study", to_go: str) -> None:
@@ -115,11 +114,11 @@ def _print_runs(study: "Study", to_go: str) -> None:
         cli.write_data(f"{run['arm']}\tseed {run['seed']}\t{run['steps']} steps\t{run['state']}\t{run['folder']}")
 
 
-def _print_report(study: "Study", report: "StudyReport") -> None:
+def _print_report(study: "Study", report: "Numbers") -> None:
     from exgrpo_cli.base.reporter import print_table
     from exgrpo_cli.studies.output import report_tables
 
-    for warning in report.warnings:
+    for warning in report["warnings"]:
         cli.talk(f"warning: {warning}")
     for table in report_tables(study, report):
         print_table(table)

@@ -26,7 +26,7 @@ def study_package(folder: Path, repo: str, staged: Path, private: Private) -> Pa
     """The repository of a study, its files under `staged`. Raises InputError where no run has finished."""
     study, _ = read_study(folder)
     report = compare_runs(study)
-    if not report.arms:
+    if not report["arms"]:
         raise InputError(
             f"{folder} is neither a run (no config.toml) nor a study with a run that has finished "
             "(ARM/seed-N/config.toml): there is nothing to publish."

@@ -315,19 +315,19 @@ def _run_states(study: Study) -> dict[tuple[str, int], tuple[str, str]]:
 
 
 def _claims(study: Study) -> Iterator[Block]:
-    yield output.rich_table(output.claim_rows(claim_outcomes(study)), "what the finished runs say")
+    yield output.rich_table(output.claim_rows(claim_outcomes(study).values()), "what the finished runs say")
     yield Paragraph("The effect is that of the contrast furthest from holding. How claims are stated: docs/claims.md.")
 
 
 def _comparison(study: Study) -> Iterator[Block]:
     report = compare_runs(study)
-    if not report.arms:
+    if not report["arms"]:
         yield Paragraph("No run has finished yet.")
         return
-    yield from map(warning, report.warnings)
+    yield from map(warning, report["warnings"])
     yield output.rich_table(output.score_rows(report), output.TITLE)
     yield output.rich_table(output.endpoint_rows(report), "other endpoints, difference from the baseline in brackets")
-    budgets = "budgets as the claims state" if study.claims else f"equal in {report.equal}"
+    budgets = "budgets as the claims state" if study.claims else f"equal in {study.equal}"
     yield output.rich_table(output.spending_rows(report), f"spent, means over seeds; {budgets}")
     for name, figure in output.study_figures(study, report).items():
         yield figure_block(name, figure, STUDY_CAPTIONS)

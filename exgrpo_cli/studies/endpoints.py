@@ -262,14 +262,19 @@ def paired_effect(endpoint: Endpoint, treated: Results, control: Results) -> Eff
     """
     mine, other = values_of(endpoint, treated), values_of(endpoint, control)
     seeds = sorted(mine.keys() & other.keys())
-    if not seeds:
-        return None
-    width = endpoint.bounds[1] - endpoint.bounds[0]
     sizes = {(len(arm[seed].after), arm[seed].samples) for arm in (treated, control) for seed in seeds}
     if len(sizes) == 1 and np.ndim(endpoint.value(treated[seeds[0]])) == 1:
+        width = endpoint.bounds[1] - endpoint.bounds[0]
         matrix = np.stack([endpoint.value(treated[seed]) - endpoint.value(control[seed]) for seed in seeds])
         return effect_over_questions(matrix, np.random.default_rng(0), bounds=(-width, width))
-    return effect_over_seeds(np.array([mine[seed] - other[seed] for seed in seeds]), bounds=(-width, width))
+    return effect_by_seed(mine, other, endpoint.bounds)
+
+
+def effect_by_seed(mine: Mapping[int, float], other: Mapping[int, float], bounds: tuple[float, float]) -> Effect | None:
+    """Difference of values by seed, each in `bounds`, over the seeds that both have; None where there is none."""
+    width = bounds[1] - bounds[0]
+    differences = np.array([mine[seed] - other[seed] for seed in sorted(mine.keys() & other.keys())])
+    return effect_over_seeds(differences, bounds=(-width, width)) if len(differences) else None
 
 
 def effect_from(endpoint: Endpoint, treated: Results, reference: float) -> Effect | None:

@@ -7,26 +7,26 @@ that share a baseline.
 
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from exgrpo_cli.base.errors import DamageWarning, InputError
-from exgrpo_cli.base.statistics import Interval, holm, t_interval
+from exgrpo_cli.base.statistics import holm, t_interval
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import EVENTS, VISITS, Event
 from exgrpo_cli.runs.result import RunResult, Totals
+from exgrpo_cli.studies.claims import claim_outcomes
 from exgrpo_cli.studies.endpoints import (
     AT_EQUAL,
     ENDPOINTS,
     FEW_SEEDS,
-    Effect,
     at_equal,
     coverage_endpoints,
-    effect_over_seeds,
+    effect_by_seed,
     paired_effect,
     values_of,
 )
@@ -37,195 +37,141 @@ UNLIKE = 1.2
 MAIN = "pass_at_1"
 """The endpoint of the first table."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Compared(Interval):
-    """One endpoint of one arm: its mean over seeds with Student's interval."""
-
-    seeds: dict[int, float]
-    """Value by seed."""
-    difference: Effect | None = None
-    """To the baseline; None for the baseline itself and where no seed is common."""
-    p_holm: float | None = None
-    """The difference's p-value, adjusted for the arms that share the baseline."""
-
-    @classmethod
-    def of(cls, values: dict[int, float], bounds: tuple[float, float], difference: Effect | None) -> "Compared":
-        """Mean of the values by seed, which lie in `bounds`, beside their difference from the baseline."""
-        return cls(**asdict(t_interval(list(values.values()), bounds=bounds)), seeds=values, difference=difference)
-
-    @property
-    def p_value(self) -> float | None:
-        """That of the difference."""
-        return self.difference.p_value if self.difference else None
-
-    def to_json(self) -> dict[str, Any]:
-        """The figures as `results.json` has them."""
-        return {**asdict(self), "p_value": self.p_value}
+Numbers = dict[str, Any]
+"""Part of `results.json`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ArmReport:
-    """One arm over its finished seeds."""
-
-    name: str
-    baseline: str
-    seeds: tuple[int, ...]
-    before: float
-    """Held-out pass@1 before training, mean over seeds."""
-    endpoints: dict[str, Compared]
-    """By name of the endpoint, those that the runs tell; pass@k as `pass@<k>`; of AT_EQUAL all but the baseline's."""
-    totals: dict[str, float]
-    """Means over seeds of what the runs spent."""
-    is_baseline_again: bool = False
-    """Whether its runs are the baseline's, so that there is nothing to compare."""
-    unlike_starts: tuple[int, ...] = ()
-    """Seeds whose held-out answers were other ones than the baseline's before training already."""
-    divergence: dict[int, int | None] = field(default_factory=dict)
-    """First step by seed with another fresh question than the baseline's, None where there is none, of runs whose
-    folders are here."""
-
-    @property
-    def main(self) -> Compared:
-        """Held-out pass@1."""
-        return self.endpoints[MAIN]
-
-    @property
-    def coverage(self) -> tuple[str, Compared] | None:
-        """pass@k at the largest k above 1."""
-        names = [name for name in self.endpoints if name.startswith("pass@")]
-        return (names[-1], self.endpoints[names[-1]]) if names else None
-
-    def to_json(self) -> dict[str, Any]:
-        """The arm as `results.json` has it."""
-        endpoints = {name: each.to_json() for name, each in self.endpoints.items()}
-        coverage = [name for name in endpoints if name.startswith("pass@")]
-        return {
-            **endpoints.pop(MAIN),
-            "baseline": self.baseline,
-            "before": self.before,
-            "pass_at_k": {name.removeprefix("pass@"): endpoints.pop(name) for name in coverage},
-            "endpoints": endpoints,
-            "wall_seconds": self.totals["seconds"],
-            "tokens": {name: self.totals[name] for name in ("generated", "trained", "scored")},
-            "steps": self.totals["steps"],
-            "updates": self.totals["updates"],
-            "fresh_questions_part": self.divergence,
-        }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StudyReport:
-    """All arms with at least one finished seed, in the study's order."""
-
-    name: str
-    equal: str
-    baselines: tuple[str, ...]
-    arms: tuple[ArmReport, ...]
-
-    @property
-    def warnings(self) -> list[str]:
-        """Remarks that a reader of the intervals must know."""
-        found = []
-        if few := [arm.name for arm in self.arms if len(arm.seeds) < FEW_SEEDS]:
-            found.append(
-                f"fewer than {FEW_SEEDS} seeds in {', '.join(few)}: these intervals say next to nothing; add seeds "
-                "(--seeds) before reading a difference."
-            )
-        found += [
-            f"{arm.name} produced exactly {arm.baseline}'s results, question by question: its setting never took "
-            "effect in these runs. Give it more of the budget, or look at what it waits for (exgrpo train --dry-run)."
-            for arm in self.arms
-            if arm.is_baseline_again
-        ]
-        found += [
-            f"{arm.name} did not start as {arm.baseline} did (seeds {', '.join(map(str, arm.unlike_starts))}): their "
-            "held-out answers differ before training. Other settings made the model, or a machine of another kind, "
-            "and the differences have that in them."
-            for arm in self.arms
-            if arm.unlike_starts
-        ]
-        updates = {arm.name: arm.totals["updates"] for arm in self.arms}
-        for name in self.baselines:
-            usual, arms = updates.get(name, 0.0), [arm.name for arm in self.arms if arm.baseline == name]
-            unlike = [each for each in arms if not usual / UNLIKE <= updates[each] <= usual * UNLIKE]
-            if usual and unlike:
-                listed = ", ".join(f"{each} {updates[each]:.0f}" for each in [name, *unlike])
-                found.append(
-                    f"updates differ: {listed}. More of them act like a higher learning rate; "
-                    "--vary optim.learning_rate=... tells the two apart."
-                )
-        return found
-
-    def to_json(self) -> dict[str, Any]:
-        """The study as `results.json` has it."""
-        return {
-            "arms": {arm.name: arm.to_json() for arm in self.arms},
-            "baseline": ", ".join(self.baselines),
-            "equal": self.equal,
-            "warnings": self.warnings,
-        }
-
-
-def compare_runs(study: Study) -> StudyReport:
-    """Compare the finished runs of a study; nothing is written.
+def compare_runs(study: Study) -> Numbers:
+    """Compare the finished runs of a study, as `results.json` has it; nothing is written.
 
     Warns (DamageWarning) of a ledger that cannot be read.
     """
-    results, divergence = study.results(), divergence_by_arm(study)
+    results, parted = study.results(), divergence_by_arm(study)
     # Arms any of whose runs was asked held-out questions.
     scored = [arm for arm in study.arms if any(len(each.after) for each in results.get(arm.name, {}).values())]
-    arms = [replace(report_arm(arm, results), divergence=divergence.get(arm.name, {})) for arm in scored]
-    adjust(arms)
-    return StudyReport(name=study.name, equal=study.equal, baselines=study.baselines, arms=tuple(arms))
+    compared = {arm: compare_arm(results[arm.name], control_of(arm, results)) for arm in scored}
+    adjust(compared)
+    arms = {}
+    for arm, endpoints in compared.items():
+        mine = results[arm.name].values()
+        spent = {name: float(np.mean([getattr(each.totals, name) for each in mine])) for name in Totals.__slots__}
+        coverage = [name for name in endpoints if name.startswith("pass@")]
+        arms[arm.name] = {
+            **endpoints.pop(MAIN),
+            "baseline": arm.baseline,
+            "before": float(np.mean([each.before.mean() / each.samples for each in mine])),
+            "pass_at_k": {name.removeprefix("pass@"): endpoints.pop(name) for name in coverage},
+            "endpoints": endpoints,
+            "wall_seconds": spent["seconds"],
+            "tokens": {name: spent[name] for name in ("generated", "trained", "scored")},
+            "steps": spent["steps"],
+            "updates": spent["updates"],
+            "fresh_questions_part": parted.get(arm.name, {}),
+        }
+    outcomes = claim_outcomes(study)
+    return {
+        "arms": arms,
+        "baseline": ", ".join(study.baselines),
+        "equal": study.equal,
+        "warnings": [*remarks(scored, results), *updates_remarks(arms)],
+        **({"claims": outcomes} if outcomes else {}),
+    }
 
 
-def report_arm(arm: Arm, results: Mapping[str, Results]) -> ArmReport:
-    """One arm's endpoints over its seeds, and their paired differences from its baseline."""
-    mine, other = results[arm.name], {} if arm.name == arm.baseline else results.get(arm.baseline, {})
-    common = sorted(mine.keys() & other.keys())
-    again = bool(common) and all(_way_of(mine[seed]) == _way_of(other[seed]) for seed in common)
-    control = {} if again else other
-    compared = {}
-    for name, endpoint in {**ENDPOINTS, **coverage_endpoints(mine)}.items():
-        if values := values_of(endpoint, mine):
-            effect = paired_effect(endpoint, mine, control)
-            compared[name] = Compared.of(values, endpoint.bounds, effect)
+def control_of(arm: Arm, results: Mapping[str, Results]) -> Results:
+    """Results of the arm's baseline; none for a baseline itself."""
+    return {} if arm.name == arm.baseline else results.get(arm.baseline, {})
+
+
+def compare_arm(mine: Results, other: Results) -> dict[str, Numbers]:
+    """By endpoint that the runs tell: mean over seeds, interval, value by seed, and the difference from `other`.
+
+    pass@k is called `pass@<k>`. `difference` is None where no seed is common or the runs are the same, which leaves
+    nothing to compare; `p_holm` is None until `adjust` has set it.
+    """
+    control = {} if is_same(mine, other) else other
+    found = {
+        name: (values_of(endpoint, mine), endpoint.bounds, paired_effect(endpoint, mine, control))
+        for name, endpoint in {**ENDPOINTS, **coverage_endpoints(mine)}.items()
+    }
     for name in AT_EQUAL:
         tokens = name.removeprefix("at_equal_")
-        values, others = at_equal(mine, control, tokens), at_equal(control, mine, tokens)
-        if values:
-            effect = effect_over_seeds(np.array([values[seed] - others[seed] for seed in values]), bounds=(-1.0, 1.0))
-            compared[name] = Compared.of(values, (0.0, 1.0), effect)
-    spent = [result.totals for result in mine.values()]
-    return ArmReport(
-        name=arm.name,
-        baseline=arm.baseline,
-        seeds=tuple(sorted(mine)),
-        before=float(np.mean([result.before.mean() / result.samples for result in mine.values()])),
-        endpoints=compared,
-        totals={name: float(np.mean([getattr(each, name) for each in spent])) for name in Totals.__slots__},
-        is_baseline_again=again,
-        unlike_starts=tuple(seed for seed in common if not np.array_equal(mine[seed].before, other[seed].before)),
-    )
+        values, bounds = at_equal(mine, control, tokens), (0.0, 1.0)
+        found[name] = values, bounds, effect_by_seed(values, at_equal(control, mine, tokens), bounds)
+    return {
+        name: {
+            **asdict(t_interval(list(values.values()), bounds=bounds)),
+            "seeds": values,
+            "difference": effect and asdict(effect),
+            "p_holm": None,
+            "p_value": effect and effect.p_value,
+        }
+        for name, (values, bounds, effect) in found.items()
+        if values
+    }
 
 
-def _way_of(result: RunResult) -> list[Any]:
-    """The way that a run went, by all that a result tells."""
-    curve = [(point.generated, point.pass_at_1) for point in result.curve]
-    return [result.after.tolist(), curve, result.totals.updates, result.totals.trained]
+def is_same(mine: Results, other: Results) -> bool:
+    """Whether all runs of seeds that both have went the same way, by all that their results tell."""
+
+    def way_of(result: RunResult) -> list[Any]:
+        curve = [(point.generated, point.pass_at_1) for point in result.curve]
+        return [result.after.tolist(), curve, result.totals.updates, result.totals.trained]
+
+    common = mine.keys() & other.keys()
+    return bool(common) and all(way_of(mine[seed]) == way_of(other[seed]) for seed in common)
 
 
-def adjust(arms: Sequence[ArmReport]) -> None:
-    """Adjust the arms' p-values, endpoint by endpoint, over those that share a baseline."""
-    families: dict[tuple[str, str], list[tuple[ArmReport, float]]] = defaultdict(list)
-    for arm in arms:
-        for name, found in arm.endpoints.items():
-            if found.p_value is not None:
-                families[arm.baseline, name].append((arm, found.p_value))
-    for (_, name), family in families.items():
-        for (arm, _), p_holm in zip(family, holm([p_value for _, p_value in family]), strict=True):
-            arm.endpoints[name] = replace(arm.endpoints[name], p_holm=p_holm)
+def adjust(compared: Mapping[Arm, Mapping[str, Numbers]]) -> None:
+    """Set the arms' Holm p-values, endpoint by endpoint, over those that share a baseline."""
+    families: dict[tuple[str, str], list[Numbers]] = defaultdict(list)
+    for arm, endpoints in compared.items():
+        for name, found in endpoints.items():
+            if found["p_value"] is not None:
+                families[arm.baseline, name].append(found)
+    for family in families.values():
+        for found, p_holm in zip(family, holm([each["p_value"] for each in family]), strict=True):
+            found["p_holm"] = p_holm
+
+
+def remarks(arms: Sequence[Arm], results: Mapping[str, Results]) -> list[str]:
+    """Warnings that a reader of the intervals must know: few seeds, nothing to compare, unlike starts."""
+    found = []
+    if few := [arm.name for arm in arms if len(results[arm.name]) < FEW_SEEDS]:
+        found.append(
+            f"fewer than {FEW_SEEDS} seeds in {', '.join(few)}: these intervals say next to nothing; add seeds "
+            "(--seeds) before reading a difference."
+        )
+    pairs = [(arm, results[arm.name], control_of(arm, results)) for arm in arms]
+    found += [
+        f"{arm.name} produced exactly {arm.baseline}'s results, question by question: its setting never took "
+        "effect in these runs. Give it more of the budget, or look at what it waits for (exgrpo train --dry-run)."
+        for arm, mine, other in pairs
+        if is_same(mine, other)
+    ]
+    for arm, mine, other in pairs:
+        common = sorted(mine.keys() & other.keys())
+        if unlike := [str(seed) for seed in common if not np.array_equal(mine[seed].before, other[seed].before)]:
+            found.append(
+                f"{arm.name} did not start as {arm.baseline} did (seeds {', '.join(unlike)}): their held-out answers "
+                "differ before training. Other settings made the model, or a machine of another kind, and the "
+                "differences have that in them."
+            )
+    return found
+
+
+def updates_remarks(arms: Mapping[str, Numbers]) -> Iterator[str]:
+    """Warnings of arms that make more or fewer updates than their baseline."""
+    for name in dict.fromkeys(arm["baseline"] for arm in arms.values() if arm["baseline"] in arms):
+        usual = arms[name]["updates"]
+        updates = {each: arm["updates"] for each, arm in arms.items() if arm["baseline"] == name}
+        unlike = [each for each, number in updates.items() if not usual / UNLIKE <= number <= usual * UNLIKE]
+        if usual and unlike:
+            listed = ", ".join(f"{each} {updates[each]:.0f}" for each in [name, *unlike])
+            yield (
+                f"updates differ: {listed}. More of them act like a higher learning rate; "
+                "--vary optim.learning_rate=... tells the two apart."
+            )
 
 
 def divergence_by_arm(study: Study) -> dict[str, dict[int, int | None]]:

@@ -36,7 +36,7 @@ from exgrpo_cli.machine.settle import require_runnable, settle
 from exgrpo_cli.machine.survey import survey_machine, usable_cores, visible_gpus
 from exgrpo_cli.runs.folder import METRICS_FILE, RunFolder
 from exgrpo_cli.studies.output import duration, report_study
-from exgrpo_cli.studies.report import StudyReport
+from exgrpo_cli.studies.report import Numbers
 from exgrpo_cli.studies.study import Arm, Study, StudyRun, budgeted
 from exgrpo_cli.studies.worker import DAMAGE, RunTask, last_line, start_process
 
@@ -206,7 +206,7 @@ def require_slurm() -> None:
             raise InputError(f"--launcher slurm finds no {name} on the path: run it where jobs are submitted.")
 
 
-def compare(study: Study, *, jobs: int, quiet: bool, slurm: SlurmSettings | None = None) -> StudyReport:
+def compare(study: Study, *, jobs: int, quiet: bool, slurm: SlurmSettings | None = None) -> Numbers:
     """Run what is not finished and compare the arms: `jobs` runs at a time on this machine, or as tasks of Slurm.
 
     Raises as `run_study`, and InputError for a machine too small where the runs are to be on it.

@@ -16,7 +16,7 @@ from exgrpo_cli.runs.folder import RunMetrics, read_metrics
 from exgrpo_cli.runs.result import Memorising, PassRates
 from exgrpo_cli.show.figures import comparisons
 from exgrpo_cli.show.figures import run as figures
-from exgrpo_cli.show.figures.comparisons import ArmCurve, ArmScore, ClaimEffect
+from exgrpo_cli.show.figures.comparisons import ArmCurve, ArmScore
 from exgrpo_cli.show.figures.style import looks_of
 from exgrpo_cli.show.queries import Numbers
 from exgrpo_cli.show.record import read_run
@@ -333,15 +333,21 @@ def test_titles_of_many_panels_are_wrapped() -> None:
 
 
 def test_claims_are_drawn_with_what_they_must_exceed_and_their_verdict() -> None:
-    asked = {"contrast": "pass_at_1: a minus b > 0.03", "threshold": 0.03}
+    said = "pass_at_1: a minus b > 0.03"
+
+    def claim(title: str, verdict: str, *effects: tuple[float, float, float]) -> dict:
+        found = [dict(zip(("mean", "low", "high"), effect, strict=True)) for effect in effects]
+        contrasts = [{"contrast": said, "threshold": 0.03, "effect": each} for each in found]
+        return {"title": title, "verdict": verdict, "regime": "", "seeds": 8, "contrasts": contrasts}
+
     claims = [
-        ClaimEffect(title="It helps", mean=0.05, low=0.04, high=0.06, verdict="supported", **asked),
-        ClaimEffect(title="It does not", mean=-0.02, low=-0.05, high=0.01, verdict="contradicted", **asked),
-        ClaimEffect(title="", mean=0.0, low=-0.02, high=0.02, verdict="contradicted", **asked),
+        claim("It helps", "supported", (0.05, 0.04, 0.06)),
+        claim("It was not tried", "not run"),
+        claim("It does not", "contradicted", (-0.02, -0.05, 0.01), (0.0, -0.02, 0.02)),
     ]
     (axes,) = comparisons.claims_figure(claims).axes
     labels = [label.get_text() for label in axes.get_yticklabels()]
-    said = asked["contrast"]
+    said += ", 8 seeds"
     assert labels == [f"It helps\n{said}", f"It does not\n{said}", said]
     intervals = [bars.lines[2][0].get_segments()[0][:, 0] for bars in axes.containers]
     np.testing.assert_allclose(intervals, np.array([[0.04, 0.06], [-0.05, 0.01], [-0.02, 0.02]]) / 0.03)

@@ -12,7 +12,6 @@ import pytest
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.runs.result import read_result
 from exgrpo_cli.studies.claims import chosen_claims, claim_outcomes
-from exgrpo_cli.studies.endpoints import Verdict
 from exgrpo_cli.studies.planning import StudyRequest, plan_claims
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -20,8 +19,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def test_the_verdicts_are_those_of_the_results(tmp_path: Path) -> None:
     study = plan_claims(chosen_claims("all"), tmp_path / "claims", StudyRequest(results=[DOCS / "results"]))
-    judged = [each for each in claim_outcomes(study) if each.verdict is not Verdict.NOT_RUN]
-    found = Counter((each.claim.terms.regime, each.verdict.value) for each in judged)
+    judged = [each for each in claim_outcomes(study).values() if each["verdict"] != "not run"]
+    found = Counter((each["regime"], each["verdict"]) for each in judged)
     said = re.findall(
         r"^\| .* \| `([a-z-]+)` \| (?:\*\*)?(supported|contradicted|undecided)(?:\*\*)? \|",
         (DOCS / "claims.md").read_text(),

@@ -150,7 +150,7 @@ def test_a_study_runs_compares_and_is_not_run_again(
     (torn / "data").mkdir(parents=True)
     (torn / ".lock").touch()
     run_study(study, Processes(at_once=2), SilentReporter())
-    report = report_study(study).to_json()
+    report = report_study(study)
     assert report["baseline"] == "on-policy"
     after = {
         name: json.loads((tmp_path / "small" / folder / "seed-0" / "summary.json").read_text())["heldout"]["after"]
@@ -298,7 +298,7 @@ def test_a_budget_is_the_baselines_total_of_the_same_seed(
 def test_a_study_of_equal_budgets_runs_and_is_recognised(small_backbone: Path, tmp_path: Path) -> None:
     study = study_of_equal(small_backbone, tmp_path, "generated")
     run_study(study, Processes(at_once=2), SilentReporter())
-    arms = report_study(study).to_json()["arms"]
+    arms = report_study(study)["arms"]
     for each in study.runs:
         settings = tomllib.loads((each.folder / "config.toml").read_text())["run"]
         generated = json.loads((each.folder / "summary.json").read_text())["tokens"]["generated"]

@@ -1,6 +1,6 @@
 """Figures that set arms of a study, claims, or models on benchmarks beside each other."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -144,36 +144,26 @@ def arm_curves(
         return figure
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClaimEffect(Interval):
-    """Effect of one contrast of a claim that has been run."""
+def claims_figure(claims: Iterable[Mapping[str, Any]]) -> "Figure | None":
+    """A row a contrast of each claim that has been run: effect with its interval, and a bar at its threshold.
 
-    title: str
-    """The claim; empty where it is that of the row above."""
-    contrast: str
-    """Name of the comparison, in words."""
-    threshold: float
-    """Threshold that the effect must exceed; not 0."""
-    verdict: str
-    """That of the whole claim, one of VERDICT_COLOURS."""
-
-
-def claims_figure(claims: Sequence[ClaimEffect]) -> "Figure | None":
-    """A row a contrast in the order given: effect with its interval, and a bar at its threshold; None without any.
-
-    Each in units of the size of its threshold, since endpoints have unlike ones; beside it the effect as it is.
+    In the order given, and as a study's results.json has them. Each in units of the size of its threshold, since
+    endpoints have unlike ones; beside it the effect as it is. None where nothing has been run.
     """
-    if not claims:
-        return None
     rows = []
-    for claim in claims:
-        numbers = f"{claim.mean:+.3f} [{claim.low:.3f}, {claim.high:.3f}]"
-        note = f"{claim.verdict}\n{numbers}" if claim.title else numbers
-        label = "\n".join([*wrap(claim.title, LABEL_COLUMNS), claim.contrast])
-        mean, low, high, bar = np.array([claim.mean, claim.low, claim.high, claim.threshold]) / abs(claim.threshold)
-        rows.append(Row(label, mean, low, high, bar, VERDICT_COLOURS[claim.verdict], note=note))
+    for claim in (claim for claim in claims if claim["verdict"] in VERDICT_COLOURS):
+        note, title = f"{claim['verdict']}\n", wrap(claim["title"], LABEL_COLUMNS)
+        for contrast in claim["contrasts"]:
+            ends = [contrast["effect"][end] for end in ("mean", "low", "high")]
+            note += "{:+.3f} [{:.3f}, {:.3f}]".format(*ends)
+            said = ", ".join(filter(None, (contrast["contrast"], claim["regime"], f"{claim['seeds']} seeds")))
+            mean, low, high, bar = np.array([*ends, contrast["threshold"]]) / abs(contrast["threshold"])
+            rows.append(
+                Row("\n".join([*title, said]), mean, low, high, bar, VERDICT_COLOURS[claim["verdict"]], note=note)
+            )
+            note, title = "", []
     label = "effect in units of the smallest of interest\n(mean, 95 % interval; the bar is what it must exceed)"
-    return _rows_figure({"": rows}, {"": 0.0}, label)
+    return _rows_figure({"": rows}, {"": 0.0}, label) if rows else None
 
 
 Scores = Sequence[tuple[str, str, Mapping[str, Any]]]
