@@ -49,7 +49,6 @@ LONG_FILES = (
     "training/resuming/test_interrupted.py",
     "studies/test_studies.py",
     "ranks/test_ranks.py",
-    "evaluation/test_killed.py",
     "commands/test_doctor.py",
     "commands/test_train.py",
     "evaluation/test_session.py",

@@ -1,4 +1,5 @@
-"""The transformers generator against a row-by-row sampler without cache, batch or tricks, in float64."""
+"""The transformers generator against a row-by-row sampler without cache, batch or tricks, in float64; and the slots of
+decoded rows: who moves where, and which rows attend together."""
 
 import gc
 from dataclasses import replace
@@ -6,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_array_equal
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
@@ -13,7 +15,6 @@ from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason
 from exgrpo_cli.engines.hf import cache as slots
 from exgrpo_cli.engines.hf import generator as decode
-from exgrpo_cli.engines.hf.cache import AttentionCall, SlotCache, grouped_decoding
 from exgrpo_cli.engines.hf.generator import HFGenerator, row_uniforms, sample_tokens
 
 EOS = (1, 7)
@@ -40,15 +41,16 @@ def build_model(family: str = "qwen2", dtype: torch.dtype = torch.float64) -> Pr
     return of_config(family, **FAMILIES[family]).to(dtype).eval()
 
 
-def requests(num_questions: int = 5, num_rollouts: int = 4) -> list[RolloutRequest]:
+def requests() -> list[RolloutRequest]:
+    """Five questions, four rollouts each."""
     rng = np.random.default_rng(0)
     return [
         RolloutRequest(
             question_id=f"q{index}",
             prompt_ids=rng.integers(0, VOCAB, int(rng.integers(1, 9))).astype(np.int32),
-            seeds=tuple(int(seed) for seed in rng.integers(0, 2**63 - 1, num_rollouts)),
+            seeds=tuple(int(seed) for seed in rng.integers(0, 2**63 - 1, 4)),
         )
-        for index in range(num_questions)
+        for index in range(5)
     ]
 
 
@@ -80,13 +82,8 @@ def slow_rollout(
     return tokens, logprobs
 
 
-def sampled(
-    model: PreTrainedModel,
-    asked: list[RolloutRequest] | None = None,
-    params: SamplingParams = PARAMS,
-    max_rows: int = 256,
-) -> list[list[Rollout]]:
-    return HFGenerator(model, max_rows=max_rows, eos_ids=EOS).generate(asked or requests(), params)
+def sampled(model: PreTrainedModel, params: SamplingParams = PARAMS, max_rows: int = 256) -> list[list[Rollout]]:
+    return HFGenerator(model, max_rows=max_rows, eos_ids=EOS).generate(requests(), params)
 
 
 @torch.no_grad()
@@ -121,7 +118,7 @@ def test_rollouts_equal_one_token_at_a_time(family: str, top_p: float) -> None:
     model, params = build_model(family), replace(PARAMS, top_p=top_p)
     # Six rows at a time: prompts share prefills, rows end and are replaced, caches are moved.
     expected = slowly(model, params)
-    assert_as_one_token_at_a_time(sampled(model, params=params, max_rows=6), expected)
+    assert_as_one_token_at_a_time(sampled(model, params, max_rows=6), expected)
     # The example must hold early ends, late ones and the limit, and members that differ.
     lengths = {len(tokens) for group in expected for tokens, _ in group}
     assert len(lengths) > 2 and 14 in lengths and len({tuple(tokens) for tokens, _ in expected[0]}) > 1
@@ -136,9 +133,7 @@ def one_at_a_time() -> tuple[PreTrainedModel, Slow]:
 @pytest.mark.parametrize("max_rows", [1, 2, 7, 19, 256])
 @pytest.mark.parametrize("prefill_tokens", [1, 12, 4096])
 @pytest.mark.parametrize("by_length", [False, True])
-def test_rows_may_enter_at_any_time(
-    one_at_a_time: tuple, max_rows: int, prefill_tokens: int, by_length: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_may_enter_at_any_time(one_at_a_time, max_rows, prefill_tokens, by_length, monkeypatch) -> None:
     """Rows enter in the middle of a pass over several prompts, at its end, or with a pass each."""
     model, expected = one_at_a_time
     monkeypatch.setattr(decode, "PREFILL_TOKENS", prefill_tokens)
@@ -153,7 +148,7 @@ def test_rows_may_enter_at_any_time(
 def test_log_probs_and_entropies_are_those_of_a_full_forward_pass(dtype: torch.dtype, tolerance: float) -> None:
     """Of every token, the first and those of rows that came later among them; none where they are not asked for."""
     model = build_model(dtype=dtype)
-    groups = sampled(model, params=replace(PARAMS, entropies=True), max_rows=6)
+    groups = sampled(model, replace(PARAMS, entropies=True), max_rows=6)
     for request, group in zip(requests(), groups, strict=True):
         for rollout in group:
             logprobs = full_pass(model, request, rollout)
@@ -161,7 +156,7 @@ def test_log_probs_and_entropies_are_those_of_a_full_forward_pass(dtype: torch.d
             np.testing.assert_allclose(rollout.engine_logprobs, drawn, rtol=1e-5, atol=tolerance)
             entropies = -(logprobs.exp() * logprobs).sum(-1)
             np.testing.assert_allclose(rollout.engine_entropies, entropies, rtol=1e-5, atol=tolerance)
-    assert flat(sampled(model, requests()[:1]))[0].engine_entropies is None
+    assert flat(sampled(model))[0].engine_entropies is None
 
 
 def test_a_tiny_temperature_is_greedy_as_in_transformers_generate() -> None:
@@ -172,12 +167,12 @@ def test_a_tiny_temperature_is_greedy_as_in_transformers_generate() -> None:
         attention_mask=torch.ones(1, len(request.prompt_ids), dtype=torch.long),
         do_sample=False, max_new_tokens=14, pad_token_id=0,
     )[0, len(request.prompt_ids) :]  # fmt: skip
-    for rollout in flat(sampled(model, [request], replace(PARAMS, temperature=1e-4))):
+    for rollout in sampled(model, replace(PARAMS, temperature=1e-4))[0]:
         assert rollout.token_ids.tolist() == expected.tolist()
 
 
 def test_one_new_token_and_no_request() -> None:
-    assert all(len(rollout.token_ids) == 1 for rollout in flat(sampled(build_model(), params=ONE, max_rows=3)))
+    assert all(len(rollout.token_ids) == 1 for rollout in flat(sampled(build_model(), ONE, max_rows=3)))
     assert HFGenerator(build_model(), eos_ids=EOS).generate([], PARAMS) == []
 
 
@@ -185,7 +180,7 @@ def test_an_eos_at_the_limit_is_an_end_not_a_cut() -> None:
     model = build_model()
     rollout = min(flat(sampled(model)), key=lambda one: len(one.token_ids))
     assert rollout.stop_reason is StopReason.EOS
-    again = sampled(model, params=replace(PARAMS, max_new_tokens=len(rollout.token_ids)))
+    again = sampled(model, replace(PARAMS, max_new_tokens=len(rollout.token_ids)))
     same = again[int(rollout.question_id[1:])][rollout.member]
     assert same.stop_reason is StopReason.EOS and same.token_ids.tolist() == rollout.token_ids.tolist()
 
@@ -206,10 +201,9 @@ def test_keys_and_values_are_given_back_when_the_last_rollout_has_ended() -> Non
     gc.disable()
     try:
         generator.generate(requests(), PARAMS)
-        kept = [each for each in gc.get_objects() if type(each) in (SlotCache, DynamicCache)]
+        assert not [each for each in gc.get_objects() if type(each) in (slots.SlotCache, DynamicCache)]
     finally:
         gc.enable()
-    assert kept == []
 
 
 def test_sampled_shares_are_the_probabilities() -> None:
@@ -244,23 +238,17 @@ def test_sync_brings_new_weights_and_their_version() -> None:
             parameter.mul_(1.5)
     generator = HFGenerator(own_model, eos_ids=EOS)
     stale = generator.generate(requests(), PARAMS)
-    assert {rollout.weight_version for rollout in flat(stale)} == {0}
     generator.sync(iter(policy_model.state_dict().items()), 3)
     synced = generator.generate(requests(), PARAMS)
-    assert {rollout.weight_version for rollout in flat(synced)} == {generator.weight_version} == {3}
-    before, after, expected = (
-        [one.token_ids.tolist() for one in flat(groups)] for groups in (stale, synced, sampled(policy_model))
-    )
+    assert [{each.weight_version for each in flat(groups)} for groups in (stale, synced)] == [{0}, {3}]
+    three = [flat(groups) for groups in (stale, synced, sampled(policy_model))]
+    before, after, expected = ([one.token_ids.tolist() for one in rollouts] for rollouts in three)
     assert after == expected != before
-
-
-def test_sync_with_a_shared_module_copies_nothing() -> None:
-    model = build_model()
-    versions = {name: tensor._version for name, tensor in model.state_dict().items()}
-    generator = HFGenerator(model, eos_ids=EOS)
-    generator.sync(iter(model.state_dict().items()), 1)
-    assert {name: tensor._version for name, tensor in model.state_dict().items()} == versions
-    assert generator.weight_version == 1
+    # Weights that it shares are there already: nothing is copied.
+    own = own_model.state_dict()
+    versions = {name: tensor._version for name, tensor in own.items()}
+    generator.sync(iter(own.items()), 4)
+    assert {name: tensor._version for name, tensor in own.items()} == versions and generator.weight_version == 4
 
 
 def test_sync_refuses_weights_that_do_not_arrive_whole() -> None:
@@ -290,8 +278,57 @@ def test_scores_of_a_bfloat16_model_are_not_rounded_to_bfloat16() -> None:
     query, key, value = (torch.randn(2, 2, size, 16, generator=generator).bfloat16() for size in (1, 16, 16))
     query, key = query + 8, key + 2
     mask = torch.zeros(2, 2, 1, 16)
-    ours, _ = grouped_decoding(torch.nn.Identity(), query, key, value, mask, 0.25, calls=[AttentionCall(0, 2, 16)])
+    ours, _ = slots.grouped_decoding(
+        torch.nn.Identity(), query, key, value, mask, 0.25, calls=[slots.AttentionCall(0, 2, 16)]
+    )
     scores = 0.25 * query.double() @ key.double().transpose(2, 3)
     assert float(scores.abs().max()) > 60
     expected = (scores.softmax(-1) @ value.double()).transpose(1, 2)
     torch.testing.assert_close(ours.double(), expected, rtol=0, atol=0.02)
+
+
+def test_length_classes_are_powers_of_two_from_64_on_halved_among_many_rows() -> None:
+    lengths = np.array([1, 2, 8, 63, 64, 90, 91, 127, 128, 255, 256])
+    classes = slots.length_class(lengths)
+    assert_array_equal(classes - classes[0], [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3])
+    # 64 * sqrt(2) is 90.5, 128 * sqrt(2) 181.
+    classes = slots.length_class(np.concatenate([lengths, np.full(128, 181), [182]]))
+    assert_array_equal(classes[:11] - classes[0], [0, 0, 0, 0, 1, 1, 2, 2, 3, 4, 5])
+    assert_array_equal(classes[-2:] - classes[0], [3, 4])
+
+
+def test_only_rows_in_the_wrong_run_move() -> None:
+    # Classes 8 8 7 7 6 6; the second row leaves: one row of class 7 and one of class 6 shift up by one run.
+    lengths = np.array([200, 190, 80, 100, 20, 40])
+    alive = np.array([True, False, True, True, True, True])
+    order, run_starts = slots.regroup(lengths, alive)
+    # One of class 7 into slot 1, and one of class 6 into the slot it left.
+    assert (order[:5] != np.arange(5)).sum() == 2
+    assert_array_equal(run_starts, [0, 1, 3])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_regrouped_rows_are_the_living_ones_in_order_of_class(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lengths, alive = rng.integers(1, 500, 30), rng.random(30) < rng.choice([0.0, 0.3, 0.9, 1.0])
+    order, run_starts = slots.regroup(lengths, alive)
+    kept = order[: alive.sum()]
+    assert sorted(order.tolist()) == list(range(30))
+    assert sorted(kept.tolist()) == np.flatnonzero(alive).tolist(), "every living row once, no dead one"
+    classes = slots.length_class(lengths[kept])
+    assert (np.diff(classes) <= 0).all()
+    assert_array_equal(run_starts, [i for i in range(len(kept)) if i == 0 or classes[i] != classes[i - 1]])
+
+
+def test_calls_merge_where_one_more_costs_more_than_the_columns() -> None:
+    # 100 rows of 200 columns and 100 of 20: together 40,000 cells, apart 22,000.
+    lengths = np.repeat([199, 19], 100)
+    assert slots.attention_calls(lengths, np.array([0, 100])) == [
+        slots.AttentionCall(0, 100, 200),
+        slots.AttentionCall(100, 200, 20),
+    ]
+    # Two rows of each: 800 cells against 440, not worth a call of 500.
+    assert slots.attention_calls(np.repeat([199, 19], 2), np.array([0, 2])) == [slots.AttentionCall(0, 4, 200)]
+    # On a GPU a call has to save 32,768 cells: 100 rows of each save 18,000, 200 of each 36,000.
+    assert slots.attention_calls(lengths, np.array([0, 100]), "cuda") == [slots.AttentionCall(0, 200, 200)]
+    assert len(slots.attention_calls(np.repeat([199, 19], 200), np.array([0, 200]), "cuda")) == 2

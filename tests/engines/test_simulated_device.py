@@ -2,18 +2,15 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from run_leaves import kill_when_saved, metrics
 
-from exgrpo_cli.base.files import read_json_lines
-from exgrpo_cli.config.settings import Config, to_toml
+from exgrpo_cli.config.settings import to_toml
 
 pytestmark = pytest.mark.engines
 
@@ -40,8 +37,8 @@ def train(config: Path, run: Path) -> "subprocess.Popen[str]":
 
 def journal(run: Path) -> list[dict[str, Any]]:
     """Without what no two runs share."""
-    lines = read_json_lines(run / "metrics.jsonl")
-    return [{k: v for k, v in line.items() if not k.startswith(("time/", "perf/", "memory/"))} for line in lines]
+    apart = ("time/", "perf/", "memory/")
+    return [{key: value for key, value in line.items() if not key.startswith(apart)} for line in metrics(run)]
 
 
 @pytest.mark.parametrize(
@@ -51,9 +48,7 @@ def journal(run: Path) -> list[dict[str, Any]]:
         ("headroom-drift", ("optim.offload_during_rollouts=true", "replay.max_drift=10")),
     ],
 )
-def test_a_run_replays_and_resumes_after_a_kill(
-    method: str, settings: tuple[str, ...], small_config: Callable[..., Config], tmp_path: Path
-) -> None:
+def test_a_run_replays_and_resumes_after_a_kill(method, settings, small_config, tmp_path) -> None:
     config = tmp_path / "config.toml"
     config.write_text(to_toml(small_config(*SETTINGS, *settings, method=method)))
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -62,13 +57,7 @@ def test_a_run_replays_and_resumes_after_a_kill(
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert sum(line["replay/used"] for line in lines) > 0
     assert all(line["policy/logprob_gap_max"] < 1e-3 for line in lines)
-    process = train(config, cut)
-    deadline = time.monotonic() + 250
-    while not (cut / "checkpoints" / "latest").exists():
-        assert process.poll() is None and time.monotonic() < deadline, "no checkpoint was written"
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    kill_when_saved(cut, train(config, cut))
     again = on_device("-m", "simulated_device", "train", "--resume", "--output", str(cut), "--quiet")
     assert again.wait(timeout=250) == 0
     assert journal(cut) == lines
@@ -76,29 +65,25 @@ def test_a_run_replays_and_resumes_after_a_kill(
         assert (cut / "model" / name).read_bytes() == (whole / "model" / name).read_bytes()
 
 
-def test_two_devices_in_one_operation_end_the_run(small_config: Callable[..., Config], tmp_path: Path) -> None:
+def test_two_devices_in_one_operation_end_the_run(small_config, tmp_path) -> None:
     """The policy's inputs stay behind on the CPU."""
     (tmp_path / "config.toml").write_text(to_toml(small_config(*SETTINGS)))
     arguments = ("train", "--quiet", "--config", str(tmp_path / "config.toml"), "--output", str(tmp_path / "run"))
     process = on_device("-c", ON_TWO_DEVICES, *arguments, stderr=subprocess.PIPE)
     _, talk = process.communicate(timeout=250)
-    assert process.returncode == 1
-    assert "tensors on sim:0 and on cpu" in talk
+    assert process.returncode == 1 and "tensors on sim:0 and on cpu" in talk
 
 
 @pytest.fixture(scope="module")
 def figures() -> dict[str, Any]:
     """What `measured_on_device` prints."""
-    process = on_device("-m", "measured_on_device", stdout=subprocess.PIPE)
-    printed, _ = process.communicate(timeout=250)
+    printed, _ = on_device("-m", "measured_on_device", stdout=subprocess.PIPE).communicate(timeout=250)
     return dict(json.loads(printed))
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_memory_is_planned_within_a_tenth_of_what_is_alive(
-    dtype: str, checkpointing: bool, figures: dict[str, Any]
-) -> None:
+def test_memory_is_planned_within_a_tenth_of_what_is_alive(dtype, checkpointing, figures) -> None:
     phases = figures[f"memory-{dtype}-{checkpointing}"]
     assert set(phases) == {"rollouts", "scoring", "update"}
     for phase, (planned, alive) in phases.items():

@@ -61,18 +61,12 @@ def engine(rank: int) -> nn.Module:
 
 
 def sync(model: nn.Module, rank: int, weights: Iterator[tuple[str, Tensor]]) -> None:
-    held = held_weights(NAMES, root(model), rank)
+    model.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj"]}
+    held = held_weights(NAMES, model, rank)
     assert held.keys() == NAMES
     sent = SentWeights(weights, held)
-    for _ in sent:
-        pass
+    list(sent)
     require_arrived(sent, NAMES, held)
-
-
-def root(model: nn.Module) -> nn.Module:
-    """`model`, as a model that says which layers it fuses."""
-    model.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj"]}
-    return model
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -89,9 +83,7 @@ def root(model: nn.Module) -> nn.Module:
         *(("attn.qkv_proj", packed, 9, "attn.k_proj") for packed in ("", "alone")),
     ],
 )
-def test_every_rank_compares_its_own_shards_without_padding(
-    rank: int, layer: str, packed: str, place: int, name: str
-) -> None:
+def test_every_rank_compares_its_own_shards_without_padding(rank, layer, packed, place, name) -> None:
     model = engine(rank)
     held = model.get_submodule(layer)
     if packed:
@@ -143,7 +135,6 @@ def test_in_bfloat16_the_bound_is_measured_at_the_first_sync(first: float | None
 
 def test_the_canary_is_the_end_of_a_prompt() -> None:
     canary = Canary.of_prompt(np.arange(20, dtype=np.int32), 1.0)
-    assert canary.sequence.prompt_ids.tolist() == [0, 1, 2, 3]
-    assert canary.sequence.response_ids.tolist() == list(range(4, 20))
     short = Canary.of_prompt(np.array([7], dtype=np.int32), 1.0)
-    assert (short.sequence.prompt_ids.tolist(), short.sequence.response_ids.tolist()) == ([7], [7])
+    for found, prompt, response in ((canary, [0, 1, 2, 3], list(range(4, 20))), (short, [7], [7])):
+        assert (found.sequence.prompt_ids.tolist(), found.sequence.response_ids.tolist()) == (prompt, response)

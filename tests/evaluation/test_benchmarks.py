@@ -1,17 +1,14 @@
 """Benchmark presets, and the questions behind them."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from benchmark_layouts import verl
+from question_sources import write
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.evaluation.benchmarks import (
     Benchmark,
-    BenchmarkSource,
     Protocol,
     averages_over,
     benchmark_questions,
@@ -25,27 +22,8 @@ from exgrpo_cli.presets import preset_names
 MEMBERS = ("aime24", "aime25", "amc", "math500", "minerva", "olympiad", "arc-c", "gpqa-diamond", "mmlu-pro")
 
 
-def verl_row(source: str, question: str, answer: str) -> dict[str, object]:
-    return {
-        "data_source": source,
-        "prompt": [{"role": "system", "content": "Think."}, {"role": "user", "content": question}],
-        "reward_model": {"ground_truth": answer, "style": "rule"},
-        "extra_info": {"index": 0},
-    }
-
-
-def write_rows(path: Path, rows: list[dict[str, object]]) -> Path:
-    pq.write_table(pa.Table.from_pylist(rows), path)
-    return path
-
-
 def choice_benchmark(seed: int = 0) -> Benchmark:
-    return Benchmark(
-        name="quiz",
-        title="Quiz",
-        source=BenchmarkSource(dataset=""),
-        protocol=Protocol(grader="choice", shuffle_seed=seed),
-    )
+    return replace(own_benchmark("quiz"), protocol=Protocol(grader="choice", shuffle_seed=seed))
 
 
 def names_of(*names: str) -> tuple[str, ...]:
@@ -75,10 +53,7 @@ def test_suites_are_spelled_out_and_no_benchmark_comes_twice():
         (MEMBERS[:6], {"in-distribution": MEMBERS[:6]}),
         (("math500", "aime24"), {"aime24+math500": ("aime24", "math500")}),
         # A group that is whole keeps its name, the other is named by what there is of it.
-        (
-            (*MEMBERS[:6], "arc-c", "mmlu-pro"),
-            {"in-distribution": MEMBERS[:6], "arc-c+mmlu-pro": ("arc-c", "mmlu-pro")},
-        ),
+        ((*MEMBERS[:6], *MEMBERS[6::2]), {"in-distribution": MEMBERS[:6], "arc-c+mmlu-pro": MEMBERS[6::2]}),
         # One of each group, or a benchmark of neither: one average over all of them.
         (("aime24", "arc-c"), {"aime24+arc-c": ("aime24", "arc-c")}),
         (("arithmetic", "aime24", "amc"), {"arithmetic+aime24+amc": ("arithmetic", "aime24", "amc")}),
@@ -101,24 +76,22 @@ def test_without_network_and_data_the_message_names_the_way_out(tmp_path, monkey
 def test_what_is_unknown_or_cannot_be_sampled_is_refused():
     with pytest.raises(InputError, match=r"'aime2024'.* Did you mean 'aime24'"):
         load_benchmarks(("aime2024",))
-    for values, message in (
-        ({"temperature": 0.0}, r"temperature = 0\.0 is out of range: use a finite number above 0"),
-        ({"top_p": 1.5}, r"top_p = 1\.5"),
-    ):
-        with pytest.raises(InputError, match=message):
-            replace(load_benchmark("aime24").protocol, **values)
+    with pytest.raises(InputError, match=r"temperature = 0\.0 is out of range: use a finite number above 0"):
+        Protocol(temperature=0.0)
+    with pytest.raises(InputError, match=r"top_p = 1\.5"):
+        Protocol(top_p=1.5)
 
 
 def test_file_keeps_own_rows_and_folds_repeated_ones(tmp_path):
-    rows = [verl_row("aime", f"Question {n}", str(n)) for n in range(3) for _ in range(8)]
-    rows += [verl_row("math", "Another", "1"), verl_row("AIME_2024", "Question 9", "9")]
-    loaded = benchmark_questions(load_benchmark("aime24"), write_rows(tmp_path / "all.parquet", rows))
+    rows = [verl("aime", system=True)(f"Question {n}", str(n)) for n in range(3) for _ in range(8)]
+    rows += [verl("math")("Another", "1"), verl("AIME_2024")("Question 9", "9")]
+    loaded = benchmark_questions(load_benchmark("aime24"), write(tmp_path / "all.parquet", *rows))
     assert [question.answer for question in loaded.questions] == ["0", "1", "2", "9"]
     assert loaded.num_folded == 3 * 7
 
 
 def test_file_without_rows_of_the_benchmark_names_its_sources_and_without_a_benchmark_all_count(tmp_path):
-    path = write_rows(tmp_path / "all.parquet", [verl_row("math", "One", "1"), verl_row("gsm8k", "Two", "2")])
+    path = write(tmp_path / "all.parquet", verl("math")("One", "1"), verl("gsm8k")("Two", "2"))
     with pytest.raises(InputError, match="no questions of aime24: its sources are 'gsm8k', 'math', and those of"):
         benchmark_questions(load_benchmark("aime24"), path)
     assert len(benchmark_questions(own_benchmark("mine"), path).questions) == 2
@@ -127,21 +100,14 @@ def test_file_without_rows_of_the_benchmark_names_its_sources_and_without_a_benc
 
 
 def test_own_file_may_be_of_any_known_format(tmp_path):
-    path = tmp_path / "mine.jsonl"
-    rows = [{"problem": "Sum?", "answer": 142.0}, {"problem": "Roots?", "answer": ["1", "2"]}]
-    path.write_text("\n".join(map(json.dumps, rows)))
+    sums = {"problem": "Sum?", "answer": 142.0}
+    path = write(tmp_path / "mine.jsonl", sums, {"problem": "Roots?", "answer": ["1", "2"]})
     loaded = benchmark_questions(own_benchmark("mine"), path)
     assert [question.answer for question in loaded.questions] == ["142", "1, 2"]
-    for text, message in (
-        (
-            '{"problem": "Sum?", "answer": 1}\n{"problem": "Roots?", "answer": null}\n',
-            "row 2 is no question of mine: no a",
-        ),
-        ("", "mine.jsonl has no rows"),
-    ):
-        path.write_text(text)
+    unanswered = {"problem": "Roots?", "answer": None}
+    for rows, message in (((sums, unanswered), "row 2 is no question of mine: no a"), ((), "mine.jsonl has no rows")):
         with pytest.raises(InputError, match=message):
-            benchmark_questions(own_benchmark("mine"), path)
+            benchmark_questions(own_benchmark("mine"), write(path, *rows))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +121,7 @@ def test_own_file_may_be_of_any_known_format(tmp_path):
 def test_gold_letter_follows_the_shuffled_option(tmp_path, row):
     letters = set()
     for seed in range(12):
-        path = write_rows(tmp_path / "quiz.parquet", [{"question": "Colour?", **row}])
+        path = write(tmp_path / "quiz.parquet", {"question": "Colour?", **row})
         read = benchmark_questions(choice_benchmark(seed), path)
         (question,) = read.questions
         options = read.records[0].options
@@ -167,17 +133,14 @@ def test_gold_letter_follows_the_shuffled_option(tmp_path, row):
 
 def test_option_order_does_not_depend_on_the_place_in_the_file(tmp_path):
     rows = [{"question": f"Q{n}", "options": ["a", "b", "c", "d", "e"], "answer": "A"} for n in range(5)]
-    paths = write_rows(tmp_path / "1.parquet", rows), write_rows(tmp_path / "2.parquet", rows[::-1])
-    forward, backward = (
-        {record.question.id: record.options for record in benchmark_questions(choice_benchmark(), path).records}
-        for path in paths
-    )
-    assert forward == backward
-    assert len(set(forward.values())) > 1
+    paths = write(tmp_path / "1.parquet", *rows), write(tmp_path / "2.parquet", *rows[::-1])
+    read = [benchmark_questions(choice_benchmark(), path).records for path in paths]
+    forward, backward = ({record.question.id: record.options for record in records} for records in read)
+    assert forward == backward and len(set(forward.values())) > 1
 
 
 def test_options_that_cannot_be_told_apart_are_asked_as_they_are(tmp_path):
-    path = write_rows(tmp_path / "quiz.parquet", [verl_row("quiz", "Colour? Either red, or blue", "B")])
+    path = write(tmp_path / "quiz.parquet", verl("quiz")("Colour? Either red, or blue", "B"))
     read = benchmark_questions(choice_benchmark(), path)
     assert read.questions[0].prompt[-1].content == "Colour? Either red, or blue"
     assert read.records[0].options is None

@@ -15,9 +15,8 @@ SAMPLES = 4
 
 
 def result(path: Path, benchmark: str, model: str, successes: list[int], **values: Any) -> Path:
-    return with_successes(
-        path, successes, benchmark__name=benchmark, model__name=model, **({"model__hash": model} | values)
-    )
+    values = {"model__hash": model, **values}
+    return with_successes(path, successes, benchmark__name=benchmark, model__name=model, **values)
 
 
 def two_benchmarks(folder: Path, model: str, shift: int, **values: Any) -> Path:
@@ -84,11 +83,10 @@ def test_the_command_writes_tables_and_a_figure(tmp_path, capsys):
     assert "aime24: a_50% minus base: +37.5 points, 95 % interval" in shown.out
     assert "adjusted, 16 questions paired, 4 won and 0 lost" in shown.out
     figures = [f"{name}.{kind}" for name in ("accuracy", "pass-at-k") for kind in ("pdf", "png", "svg")]
-    written = {path.name for path in output.iterdir()}
-    assert written == {*figures, "comparison.json", "table.md"}
-    for name, texts in (("accuracy", ("avg@4",)), ("pass-at-k", ("pass@k (%)",))):
+    assert {path.name for path in output.iterdir()} == {*figures, "comparison.json", "table.md"}
+    for name, axis in (("accuracy", "avg@4"), ("pass-at-k", "pass@k (%)")):
         drawn = (output / f"{name}.svg").read_text()
-        assert all(text in drawn for text in ("a_50%", "other", "AIME24", "MATH-500", *texts))
+        assert all(text in drawn for text in ("a_50%", "other", "AIME24", "MATH-500", axis))
     assert "| a_50% | 50.0† | 62.5 | **56.2** |" in (output / "table.md").read_text()
     found = json.loads((output / "comparison.json").read_text())
     assert found["models"] == ["base", "a_50%", "other"]
@@ -146,27 +144,23 @@ def test_one_model_twice_is_told_apart_by_its_folders(tmp_path):
 def test_what_cannot_be_compared(tmp_path, capsys):
     base = two_benchmarks(tmp_path / "base", "base", 0)
     hot = two_benchmarks(tmp_path / "hot", "hot", 0, sampling__temperature=1.0, grader__name="exact")
-    with pytest.raises(
-        InputError, match=r"aime24-base and .*aime24-hot cannot .* sampling.temperature is 0.6 and 1.0; grader.name is"
-    ):
-        compare([base, hot])
-    with pytest.raises(InputError, match="there are results of base alone: name those of a second model"):
-        compare([base, base / "aime24-base"])
-    other = result(tmp_path / "other", "amc", "other", [1, 2])
-    with pytest.raises(InputError, match=r"base \(aime24, math500\) shares no benchmark with the other models \(amc\)"):
-        compare([base, other])
-    with pytest.raises(InputError, match="nowhere is no folder"):
-        compare([base, tmp_path / "nowhere"])
+    result(tmp_path / "other", "amc", "other", [1, 2])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="empty holds no results"):
-        compare([base, tmp_path / "empty"])
-    assert run(["evaluate", "--rescore", "--output", str(tmp_path / "nowhere")]) == 2
-    assert "name a BENCHMARK" in capsys.readouterr().err
-    assert run(["evaluate", "--compare"]) == 2
-    assert "--compare needs results folders" in capsys.readouterr().err
+    for name, message in (
+        ("hot", r"aime24-base and .*aime24-hot cannot .* sampling.temperature is 0.6 and 1.0; grader.name is"),
+        ("base/aime24-base", "there are results of base alone: name those of a second model"),
+        ("other", r"base \(aime24, math500\) shares no benchmark with the other models \(amc\)"),
+        ("nowhere", "nowhere is no folder"),
+        ("empty", "empty holds no results"),
+    ):
+        with pytest.raises(InputError, match=message):
+            compare([base, tmp_path / name])
+    refused = {f"--rescore --output {tmp_path / 'nowhere'}": "name a BENCHMARK", "--compare": "needs results folders"}
     for option in ("--model tiny", "--engine vllm", "--seed 1", "--max-tokens 9", "--rescore", "--dry-run"):
-        assert run(["evaluate", "--compare", str(base), str(hot), *option.split()]) == 2
-        assert f"{option.split()[0]} does nothing beside --compare" in capsys.readouterr().err
+        refused[f"--compare {base} {hot} {option}"] = f"{option.split()[0]} does nothing beside --compare"
+    for arguments, message in refused.items():
+        assert run(["evaluate", *arguments.split()]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_results_are_read_without_a_trace(tmp_path):

@@ -1,7 +1,6 @@
 """The endpoint path against a small local server: recorded answers, failures that pass, failures that do not."""
 
 import json
-import signal
 import subprocess
 import sys
 import threading
@@ -45,9 +44,8 @@ def patient(server: Server, **values: Any) -> Endpoint:
 
 
 def request_to(server: Server, data: Path, output: Path, **protocol: Any) -> EvaluationRequest:
-    return EvaluationRequest(
-        benchmarks=(), data=data, model="recorded", endpoint=server.url, output=output, protocol=protocol
-    )
+    asked = {"data": data, "model": "recorded", "endpoint": server.url, "output": output, "protocol": protocol}
+    return EvaluationRequest(benchmarks=(), **asked)
 
 
 def right_for_even_seeds(path: str, body: dict[str, Any], before: int) -> Reply:
@@ -115,9 +113,8 @@ def test_a_server_that_goes_away_under_way_gets_all_attempts(serve):
     endpoint = patient(server, attempts=5, note=throttled(notes.append))
     endpoint.check()
     server.close()
-    with pytest.raises(
-        RunError, match=r"failed 5 times, last with: Connection refused. Is .* Finished questions are kept: r"
-    ):
+    said = r"failed 5 times, last with: Connection refused. Is .* Finished questions are kept: r"
+    with pytest.raises(RunError, match=said):
         endpoint.respond("2+2=", 5, PARAMS)
     # One line, not one for each of the attempts and threads.
     assert len(notes) == 1 and "Connection refused; attempt 2 of 5" in notes[0]
@@ -172,16 +169,15 @@ def test_one_bad_question_keeps_the_finished_ones_and_the_rest_go_on(tmp_path, s
         return right_for_even_seeds(path, body, before)
 
     monkeypatch.setattr(service, "Endpoint", partial(Endpoint, attempts=2, parallel=1, backoff_seconds=0.01))
-    server = serve(answer)
-    request = request_to(server, questions_file(tmp_path, 12), tmp_path / "results")
+    server, records = serve(answer), tmp_path / "results" / "records.jsonl"
+    request = request_to(server, questions_file(tmp_path, 12), records.parent)
     with pytest.raises(RunError, match="status 500 out of memory"):
         run(request)
-    first = (tmp_path / "results" / "records.jsonl").read_text()
+    first = records.read_text()
     assert len(first.splitlines()) == 7
-
     broken.clear()
     run(request)
-    assert (tmp_path / "results" / "records.jsonl").read_text().startswith(first)
+    assert records.read_text().startswith(first)
     # 7 questions once, the broken one twice and then once more, 4 questions once: nothing finished was asked again.
     asked = Counter(body["messages"][-1]["content"] for body in server.bodies)
     assert asked == Counter({**{f"{n}+1=?": 1 for n in range(12)}, "7+1=?": 3})
@@ -198,19 +194,17 @@ def test_a_killed_evaluation_goes_on(tmp_path, serve):
     server = serve(until_killed)
     data, output = questions_file(tmp_path, 150), tmp_path / "results"
     arguments = ["--data", str(data), "--endpoint", server.url, "--model", "recorded", "--output", str(output)]
-    command = [sys.executable, "-c", "from exgrpo_cli.main import main; main()", "eval", *arguments]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-m", "exgrpo_cli", "eval", *arguments], stderr=subprocess.DEVNULL)
     records = output / "records.jsonl"
     deadline = time.monotonic() + 120
     while not (records.exists() and records.stat().st_size > 2000):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.wait()
     killed_one.set()
     # The worst moment to die is in the middle of a line.
-    killed = records.read_bytes()
-    torn = killed[: len(killed) - 20] if killed.endswith(b"\n") else killed
+    torn = records.read_bytes()[:-20]
     records.write_bytes(torn)
     whole = torn[: torn.rfind(b"\n") + 1]
     assert 0 < whole.count(b"\n") < 150

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -28,38 +29,37 @@ def make_run(folder: Path, *, finished: bool = True, template: str = "auto") -> 
     return folder
 
 
-def source(text: str) -> str:
-    return choose_model(text).config.backbone.source
-
-
 def test_a_run_its_checkpoints_and_its_exported_model(tmp_path):
     folder = make_run(tmp_path / "one", template="step-by-step")
-    assert source(str(folder)) == str(folder / "model")
-    assert source(f"{folder}@step-000025") == str(folder / "checkpoints/step-000025/model")
-    assert source(f"{folder}@latest") == str(folder / "checkpoints/step-000050/model")
+    for chosen, model in (
+        ("", "model"),
+        ("@step-000025", "checkpoints/step-000025/model"),
+        ("@latest", "checkpoints/step-000050/model"),
+    ):
+        assert choose_model(f"{folder}{chosen}").config.backbone.source == str(folder / model)
     best = choose_model(f"{folder}@best")
     assert best.name == "one@step-000025"
     for text in (f"{folder}@best", f"{folder}/model", f"{folder}/checkpoints/step-000025/model"):
         choice = choose_model(text)
-        assert choice.run == folder
-        assert choice.config.data.template == "step-by-step"
+        assert (choice.run, choice.config.data.template) == (folder, "step-by-step")
         # The exported config has the run's rope base already.
         assert choice.config.backbone.rope_theta == 0.0
 
 
 def test_what_is_not_there_is_named(tmp_path):
     folder = make_run(tmp_path / "one")
-    with pytest.raises(
-        InputError, match=r"one has no model in .*/step-000099/model: is the run finished\? Checkpoints: latest"
-    ):
-        choose_model(f"{folder}@step-000099")
-    with pytest.raises(InputError, match=r"one@newest: no such checkpoint. Known: latest, best, step-000025, step-0"):
-        choose_model(f"{folder}@newest")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="empty is neither a run folder"):
-        choose_model(str(tmp_path / "empty"))
-    with pytest.raises(InputError, match=r"--model 'tinyy' is neither .* Did you mean 'tiny'"):
-        choose_model("tinyy")
+    for text, message in (
+        (
+            f"{folder}@step-000099",
+            r"one has no model in .*/step-000099/model: is the run finished\? Checkpoints: latest",
+        ),
+        (f"{folder}@newest", r"one@newest: no such checkpoint. Known: latest, best, step-000025, step-0"),
+        (str(tmp_path / "empty"), "empty is neither a run folder"),
+        ("tinyy", r"--model 'tinyy' is neither .* Did you mean 'tiny'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            choose_model(text)
 
 
 def test_hub_ids_presets_and_gguf_files(tmp_path):
@@ -90,27 +90,27 @@ def test_dry_run_names_benchmark_model_and_folder(tmp_path, capsys, monkeypatch)
     shown = capsys.readouterr()
     assert "with one, the newest finished run" in shown.err
     plan = json.loads(shown.out)
-    assert plan["model"]["name"] == "one"
-    assert plan["benchmarks"]["aime24"]["folder"] == "results/aime24-one"
-    assert plan["benchmarks"]["aime24"]["samples"] == 8
-    assert plan["benchmarks"]["arithmetic"]["temperature"] == 1.0
+    aime, arithmetic = (plan["benchmarks"][name] for name in ("aime24", "arithmetic"))
+    assert (plan["model"]["name"], aime["folder"], aime["samples"]) == ("one", "results/aime24-one", 8)
+    assert arithmetic["temperature"] == 1.0
     assert not (tmp_path / "results").exists()
-    assert run(["eval", "arithmetic", "--endpoint", "http://host"]) == 2
-    assert "--endpoint needs --model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "name a BENCHMARK"),
-        ("arithmetic --temperature -1", "temperature = -1.0 is out of range: use a finite number above 0"),
-        ("arithmetic --endpoint http://host --tensor-parallel 2", "--tensor-parallel needs a model loaded here"),
+        ("eval --model tiny", "name a BENCHMARK"),
+        ("eval arithmetic --endpoint http://host", "--endpoint needs --model"),
+        ("eval arithmetic --model tiny --temperature -1", "temperature = -1.0 is out of range: use a finite number ab"),
+        ("eval arithmetic --model m --endpoint http://host --tensor-parallel 2", "parallel needs a model loaded here"),
         # Before anything is sampled.
-        ("arithmetic --grader exakt --dry-run", "'exact'"),
+        ("eval arithmetic --model tiny --grader exakt --dry-run", "'exact'"),
+        ("sample tiny ' '", "the question is empty"),
+        ("sample nowhere '1 + 1?'", "'nowhere' is neither a run folder"),
     ],
 )
 def test_what_is_missing_or_out_of_range_is_refused(capsys, arguments, message):
-    assert run(["eval", "--model", "tiny", *arguments.split()]) == 2
+    assert run(shlex.split(arguments)) == 2
     assert message in capsys.readouterr().err
 
 
@@ -123,13 +123,6 @@ def test_a_model_is_asked_and_answers(small_backbone: Path, capsys: pytest.Captu
     assert [0 < response["num_tokens"] <= 20 for response in shown["responses"]] == [True, True]
     assert run([*arguments, "--quiet"]) == 0
     assert capsys.readouterr().out == "".join(response["text"] + "\n" for response in shown["responses"])
-
-
-def test_an_empty_question_and_an_unknown_model_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["sample", "tiny", " "]) == 2
-    assert "the question is empty" in capsys.readouterr().err
-    assert run(["sample", "nowhere", "1 + 1?"]) == 2
-    assert "'nowhere' is neither a run folder" in capsys.readouterr().err
 
 
 def test_a_run_of_a_study_is_called_by_study_arm_and_seed(tmp_path: Path) -> None:

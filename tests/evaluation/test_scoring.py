@@ -10,14 +10,12 @@ import pytest
 from stored_results import NONE, RIGHT, WRONG, question, record, stamp, stored
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.types import AnswerFormat, Verdict
+from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.evaluation.comparison import ResultTable, markdown, score_table
 from exgrpo_cli.evaluation.results import ResultsFolder, differences, grader_version, rescore, score_folder, ungraded
 from exgrpo_cli.evaluation.sampling import Evaluation, open_pool
 from exgrpo_cli.evaluation.service import rescore_folders
 from exgrpo_cli.grading import GradingPool
-
-WHOLE = AnswerFormat(opens_think=False, requires_box=False, require_eos=False)
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +70,8 @@ def test_oat_stands_beside_math_unasked(tmp_path, pool: GradingPool):
         oat = result["second_graders"]["oat"]
         assert (result["avg_at_k"], oat["avg_at_k"], oat["disagreements"]) == (2 / 3, 1 / 3, 1)
         rows = pq.read_table(path / "samples.parquet").to_pylist()
-        assert [(row["verdict"], row["verdict_oat"]) for row in rows if row["verdict"] != row["verdict_oat"]] == [
-            ("correct", "wrong")
-        ]
+        pairs = [(row["verdict"], row["verdict_oat"]) for row in rows]
+        assert [pair for pair in pairs if pair[0] != pair[1]] == [("correct", "wrong")]
     report = rescore_folders([tmp_path / name for name in made], (), tmp_path / "both")
     average = report.to_json()["averages"]["made+other"]
     assert (average["value"], average["second_graders"]["oat"]["value"]) == (2 / 3, 1 / 3)
@@ -125,17 +122,10 @@ def test_differences_name_absent_keys():
 
 
 def result(value: float, k: int = 1) -> dict[str, object]:
-    return {
-        "avg_at_k": value,
-        "k": k,
-        "low": value - 0.1,
-        "high": value + 0.1,
-        "questions": 30,
-        "smallest_detectable_difference": 0.25,
-        "pass_at_k": {str(at): {"value": value + 0.2, "low": value + 0.15, "high": value + 0.28} for at in (1, k)},
-        "mean_tokens": 1234.4,
-        "share_clipped": 0.05,
-    }
+    coverage = {"value": value + 0.2, "low": value + 0.15, "high": value + 0.28}
+    found = {"avg_at_k": value, "k": k, "low": value - 0.1, "high": value + 0.1, "questions": 30}
+    found |= {"pass_at_k": dict.fromkeys(("1", str(k)), coverage), "smallest_detectable_difference": 0.25}
+    return found | {"mean_tokens": 1234.4, "share_clipped": 0.05}
 
 
 def test_tables_follow_the_paper():
@@ -170,17 +160,13 @@ def test_terminal_table_says_what_the_score_can_show():
 
 
 def test_figures_of_an_evaluation():
-    records = (
-        record(question(1), ("4", RIGHT), ("4", RIGHT)),
-        record(question(2), ("5", WRONG), ("", NONE)),
-    )
-    evaluation = Evaluation(records=records)
+    right, wrong = (("4", RIGHT), ("4", RIGHT)), (("5", WRONG), ("", NONE))
+    evaluation = Evaluation(records=(record(question(1), *right), record(question(2), *wrong)))
     assert list(evaluation.correct) == [2, 0]
     assert (evaluation.mean_tokens, evaluation.share_clipped) == (10.0, 0.0)
     summary = evaluation.figures()
     assert summary["verdicts"]["no answer"] == 1
     # One of two questions solved: Wilson's interval of 1 in 2 at the largest k, the bootstrap's at k = 1.
-    at_two = summary["pass_at_k"]["2"]
-    assert at_two == pytest.approx({"value": 0.5, "low": 0.0945, "high": 0.9055}, abs=1e-4)
+    assert summary["pass_at_k"]["2"] == pytest.approx({"value": 0.5, "low": 0.0945, "high": 0.9055}, abs=1e-4)
     first = summary["pass_at_k"]["1"]
     assert (first["value"], first["low"], first["high"]) == (0.5, summary["low"], summary["high"])

@@ -9,11 +9,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from question_sources import question, write
 from random_model import questions_file, request_for, run, save_random_model
 
 from exgrpo_cli.base.errors import InputError, Interrupted
 from exgrpo_cli.base.reporter import SilentReporter
-from exgrpo_cli.base.types import AnswerFormat, Message, Question, SamplingParams, StopReason
+from exgrpo_cli.base.types import AnswerFormat, SamplingParams, StopReason
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.evaluation import service
 from exgrpo_cli.evaluation.local import from_generator
@@ -30,22 +31,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Stopping(SilentReporter):
-    """Interrupts, as Ctrl-C does, once `after` questions are finished."""
-
-    after = 0
+    """Interrupts, as Ctrl-C does, once five questions are finished."""
 
     def progress(self, done: int, total: int, what: str) -> None:
-        if done == self.after:
+        if done == 5:
             raise KeyboardInterrupt
-
-
-def interrupt(monkeypatch: pytest.MonkeyPatch, request: EvaluationRequest, after: int) -> str:
-    with monkeypatch.context() as patched:
-        patched.setattr(Stopping, "after", after)
-        patched.setattr(service, "make_reporter", lambda quiet: Stopping())
-        with pytest.raises(Interrupted) as stopped:
-            run(request)
-    return str(stopped.value)
 
 
 def test_every_question_goes_through_and_is_stamped(tmp_path, model):
@@ -53,8 +43,7 @@ def test_every_question_goes_through_and_is_stamped(tmp_path, model):
     report = run(request_for(model, questions_file(tmp_path, 10), output))
     result = json.loads((output / "results.json").read_text())
     assert result == report.results["sums"]
-    assert (result["questions"], result["k"]) == (10, 3)
-    assert sum(result["verdicts"].values()) == 30
+    assert (result["questions"], result["k"], sum(result["verdicts"].values())) == (10, 3, 30)
     assert set(result["pass_at_k"]) == {"1", "2", "3"}
     stamp = result["protocol"]
     assert stamp["sampling"] == {"samples": 3, "temperature": 0.6, "top_p": 1.0, "max_tokens": 12, "seed": 0}
@@ -67,9 +56,7 @@ def test_every_question_goes_through_and_is_stamped(tmp_path, model):
     assert len(samples) == 30
     assert samples[0]["prompt"] == "<|user|>0+1=?<|assistant|><think>\n"
     assert [row["member"] for row in samples[:4]] == [0, 1, 2, 0]
-    assert {row["seed"] for row in samples if row["question_id"] == samples[0]["question_id"]} == set(
-        sample_seeds(0, samples[0]["question_id"], 3)
-    )
+    assert [row["seed"] for row in samples[:3]] == list(sample_seeds(0, samples[0]["question_id"], 3))
     # 12 tokens of a random model of 264: each about -5.6 nats.
     assert all(row["tokens"] <= 12 and -100 < row["logprob"] < 0 for row in samples)
     assert (output / "table.md").read_text().startswith("| Model | sums |")
@@ -87,12 +74,14 @@ def test_a_finished_evaluation_is_not_sampled_again_wherever_its_questions_lie(t
 
 def test_interrupted_questions_are_kept_and_the_rest_go_on(tmp_path, model, monkeypatch):
     request = request_for(model, questions_file(tmp_path, 12), tmp_path / "results")
-    message = interrupt(monkeypatch, request, after=5)
+    with monkeypatch.context() as patched, pytest.raises(Interrupted) as stopped:
+        patched.setattr(service, "make_reporter", lambda quiet: Stopping())
+        run(request)
     records = tmp_path / "results" / "records.jsonl"
     kept = records.read_text()
     num_kept = len(kept.splitlines())
     assert 5 <= num_kept < 12
-    assert f"stopped; {num_kept} of 12 questions of sums are kept in {tmp_path / 'results'}" in message
+    assert f"stopped; {num_kept} of 12 questions of sums are kept in {tmp_path / 'results'}" in str(stopped.value)
     run(request)
     assert records.read_text().startswith(kept)
     lines = [json.loads(line) for line in records.read_bytes().splitlines()]
@@ -102,26 +91,21 @@ def test_interrupted_questions_are_kept_and_the_rest_go_on(tmp_path, model, monk
 
 
 def test_a_presets_limit_is_what_the_window_leaves(tmp_path, model):
-    data = tmp_path / "long.jsonl"
-    data.write_text(json.dumps({"question": "1+" * 150 + "1=?", "answer": "151"}) + "\n")
+    data = write(tmp_path / "long.jsonl", {"question": "1+" * 150 + "1=?", "answer": "151"})
     request = EvaluationRequest(benchmarks=(), data=data, model=str(model), output=tmp_path / "results", device="cpu")
     notes: list[str] = []
     result = evaluate(plan_evaluation(request), notes.append, quiet=True).results["long"]
     # The prompt has 307 of the window's 512 tokens; the preset says 8,192.
-    assert result["protocol"]["sampling"]["max_tokens"] == 205
-    assert result["mean_tokens"] <= 205
-    assert notes == [
-        "long: at most 205 new tokens instead of 8192: the longest prompt and they fill the model's window"
-    ]
+    assert result["protocol"]["sampling"]["max_tokens"] == 205 >= result["mean_tokens"]
+    (note,) = notes
+    assert note == "long: at most 205 new tokens instead of 8192: the longest prompt and they fill the model's window"
     assert result["protocol"]["prompt"]["template"] == "chat"
 
 
 def test_a_file_of_multiple_choice_questions_is_graded_as_such(tmp_path, model):
-    data = tmp_path / "capitals.jsonl"
     rows = [{"question": f"{n}. Capital of Italy?", "choices": ["Oslo", "Rome", "Bern"], "answer": 1} for n in range(3)]
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     notes: list[str] = []
-    request = request_for(model, data, tmp_path / "results")
+    request = request_for(model, write(tmp_path / "capitals.jsonl", *rows), tmp_path / "results")
     result = evaluate(plan_evaluation(request), notes.append, quiet=True).results["capitals"]
     assert result["protocol"]["grader"]["name"] == "choice"
     assert notes == ["capitals: multiple choice, options shuffled"]
@@ -131,16 +115,10 @@ def test_a_file_of_multiple_choice_questions_is_graded_as_such(tmp_path, model):
 
 def test_a_question_has_the_same_samples_whatever_is_around_it(model):
     backbone = load_folder(model, torch.device("cpu"), choose_model(str(model)).config.backbone)
-    questions = [
-        QuestionRecord(
-            question=Question(id=f"q{n}", prompt=(Message(role="user", content=f"{n}+1=?"),), answer="1", source="sums")
-        )
-        for n in range(6)
-    ]
-    prompts = {
-        asked.question.id: np.asarray(backbone.tokenizer(asked.question.prompt[0].content)["input_ids"], dtype=np.int32)
-        for asked in questions
-    }
+    questions = [QuestionRecord(question=question(f"{n}+1=?", answer="1")) for n in range(6)]
+    ids = [asked.question.id for asked in questions]
+    encoded = [backbone.tokenizer(f"{n}+1=?")["input_ids"] for n in range(6)]
+    prompts = dict(zip(ids, (np.asarray(tokens, dtype=np.int32) for tokens in encoded), strict=True))
     events: list[str] = []
 
     class Watched(HFGenerator):
@@ -162,16 +140,14 @@ def test_a_question_has_the_same_samples_whatever_is_around_it(model):
         )
         whole = ask(questions, on_record=lambda record: events.append(record.question.id))
         alone = ask([questions[4]])
-    assert [record.question.id for record in whole.records] == [f"q{n}" for n in range(6)]
+    assert [record.question.id for record in whole.records] == ids
     together, by_itself = ([(s.seed, s.text) for s in record.samples] for record in (whole.records[4], *alone.records))
     assert together == by_itself
     # Two rows at a time: the first questions are graded and handed over while later ones are being sampled.
     assert events.index("sampled") >= 3
     score = whole.score()
-    assert (score.value, score.questions, score.samples) == (0.0, 6, 2)
-    assert score.high > 0
-    clipped = [sample.stop_reason is StopReason.LENGTH for sample in whole.all_samples]
-    assert whole.share_clipped == sum(clipped) / 12
+    assert (score.value, score.questions, score.samples) == (0.0, 6, 2) and score.high > 0
+    assert whole.share_clipped == sum(sample.stop_reason is StopReason.LENGTH for sample in whole.all_samples) / 12
 
 
 def test_another_protocol_is_refused_by_name_and_an_open_folder_too(tmp_path, model):
@@ -179,9 +155,8 @@ def test_another_protocol_is_refused_by_name_and_an_open_folder_too(tmp_path, mo
     run(request_for(model, data, output))
     with ResultsFolder.open(output), pytest.raises(InputError, match="in use by another evaluation"):
         run(request_for(model, data, output))
-    with pytest.raises(
-        InputError, match=r"protocol: sampling.temperature is 0.6 and 1.0; sampling.max_tokens is 12 and 8\. "
-    ):
+    other = r"protocol: sampling.temperature is 0.6 and 1.0; sampling.max_tokens is 12 and 8\. "
+    with pytest.raises(InputError, match=other):
         run(request_for(model, data, output, protocol={"temperature": 1.0, "max_tokens": 8}))
     questions_file(tmp_path, 3)
     with pytest.raises(InputError, match=r"benchmark.questions is 2 and 3; benchmark.content_hash is"):
@@ -199,8 +174,7 @@ def test_what_lies_in_the_place_of_the_folder_is_left_alone(tmp_path, model):
 
 
 def test_a_prompt_that_fills_the_window_is_refused(tmp_path, model):
-    data = tmp_path / "long.jsonl"
-    data.write_text(json.dumps({"question": "1+" * 300 + "1=?", "answer": "301"}) + "\n")
+    data = write(tmp_path / "long.jsonl", {"question": "1+" * 300 + "1=?", "answer": "301"})
     with pytest.raises(InputError, match="a prompt of 607 tokens, which fills the model's window of 512: use a model"):
         run(request_for(model, data, tmp_path / "no"))
 
@@ -224,8 +198,7 @@ def test_a_model_without_a_tokenizer_or_a_chat_template(tmp_path, model):
 
 
 def test_columns_that_are_not_known_lead_to_prepare(tmp_path, model):
-    data = tmp_path / "odd.jsonl"
-    data.write_text('{"frage": "1+1=?", "loesung": 2}\n')
+    data = write(tmp_path / "odd.jsonl", {"frage": "1+1=?", "loesung": 2})
     with pytest.raises(InputError, match=r"odd.jsonl has no known layout.* These are options of `exgrpo prepare`"):
         run(request_for(model, data, tmp_path / "results"))
 

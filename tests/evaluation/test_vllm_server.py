@@ -1,8 +1,9 @@
-"""The endpoint path against a real vLLM server on CPU: seeds, both routes, refusals, an evaluation end to end."""
+"""vLLM on the CPU: a real server asked through the endpoint path, and an engine that two ranks hold."""
 
+import json
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,14 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
+from random_model import questions_file
+from two_ranks import free_port
 
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import Message, SamplingParams, StopReason
-from exgrpo_cli.config.sections.run import TinySettings
 from exgrpo_cli.evaluation.server import Endpoint
-from exgrpo_cli.models.export import export_model
-from exgrpo_cli.models.tiny import make_model, make_tokenizer
 
 pytestmark = pytest.mark.engines
 WINDOW = 512
@@ -27,23 +26,10 @@ START_SECONDS = 240
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights: what is tested is the line to the server. Heads of 32, the smallest that vLLM computes on CPU."""
-    folder = tmp_path_factory.mktemp("models") / "random"
-    torch.manual_seed(0)
-    tokenizer = make_tokenizer(max_tokens=WINDOW)
-    made = make_model(TinySettings(hidden_size=128, num_layers=1, num_heads=4, num_kv_heads=2), tokenizer)
-    export_model(made, tokenizer, folder, eos_ids=(tokenizer.eos_token_id,))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def url(vllm_backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    port = free_port()
     log = tmp_path_factory.mktemp("vllm") / "server.log"
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(vllm_backbone)]
     command += ["--served-model-name", "small", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
     command += ["--max-model-len", str(WINDOW), "--enforce-eager", "--max-num-seqs", "16"]
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -86,3 +72,29 @@ def test_seeds_routes_limits_and_refusals(url):
     with pytest.raises(InputError, match="serves small, not 'large'"):
         Endpoint(url=url, model="large").check()
     assert endpoint.stamp()["engine"]["version"].startswith("0.")
+
+
+@pytest.mark.timeout(400)
+def test_two_ranks_hold_one_vllm_engine(tmp_path, vllm_backbone):
+    arguments = [
+        "--data",
+        str(questions_file(tmp_path, 6)),
+        "--model",
+        str(vllm_backbone),
+        "--device",
+        "cpu",
+        "--engine",
+        "vllm",
+        "--json",
+    ]
+    arguments += ["--max-tokens", "16", "--output", str(tmp_path / "results")]
+    command = [sys.executable, "-m", "exgrpo_cli", "eval", *arguments, "--tensor-parallel"]
+    finished = subprocess.run([*command, "2"], capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    result = json.loads(finished.stdout)["sums"]
+    assert (result["questions"], result["protocol"]["engine"]["tensor_parallel"]) == (6, 2)
+    # Two heads cannot be held by three ranks.
+    command[-2] = str(tmp_path / "three")
+    refused = subprocess.run([*command, "3"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert re.search(r"vLLM refuses .*: Total number of attention heads \(2\) must be divisible", refused.stderr)

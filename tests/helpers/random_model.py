@@ -1,10 +1,10 @@
 """A tiny random model for tests of evaluation, so that every path is real and the score is about 0."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from question_sources import write
 
 from exgrpo_cli.config.sections.run import TinySettings
 from exgrpo_cli.evaluation.service import EvaluationReport, EvaluationRequest, evaluate, plan_evaluation
@@ -25,16 +25,13 @@ def save_random_model(folder: Path) -> Path:
 
 
 def questions_file(folder: Path, count: int) -> Path:
-    path = folder / "sums.jsonl"
-    path.write_text("".join(json.dumps({"question": f"{n}+1=?", "answer": n + 1}) + "\n" for n in range(count)))
-    return path
+    return write(folder / "sums.jsonl", *({"question": f"{n}+1=?", "answer": n + 1} for n in range(count)))
 
 
 def request_for(model: Path, data: Path, output: Path, **values: Any) -> EvaluationRequest:
     protocol = {"max_tokens": 12, "samples": 3, "require_box": "always", **values.pop("protocol", {})}
-    return EvaluationRequest(
-        benchmarks=(), data=data, model=str(model), output=output, protocol=protocol, device="cpu", **values
-    )
+    values |= {"data": data, "model": str(model), "output": output, "protocol": protocol}
+    return EvaluationRequest(benchmarks=(), device="cpu", **values)
 
 
 def run(request: EvaluationRequest) -> EvaluationReport:

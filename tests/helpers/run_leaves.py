@@ -44,6 +44,16 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
     pytest.fail(f"the run ended before step {step}: {process.communicate()}")
 
 
+def kill_when_saved(run: Path, process: subprocess.Popen) -> None:
+    """SIGKILL as soon as the run's first checkpoint lies there."""
+    deadline = time.monotonic() + 600
+    while not (run / "checkpoints" / "latest").exists():
+        assert process.poll() is None and time.monotonic() < deadline, "no checkpoint was written"
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+
+
 def timeless(lines: list[dict]) -> list[dict]:
     """Lines of a journal without what a clock says."""
     return [{key: value for key, value in line.items() if not key.startswith("time/")} for line in lines]

@@ -19,9 +19,7 @@ TEMPERATURE = 0.8
 VOCAB = 50
 # With epsilon far above the gradients AdamW's first step is -lr * gradient / epsilon: the change of the weights shows
 # the gradient itself, where its usual sign-like step would hide its size. The clip and skip bounds are out of reach.
-LINEAR = OptimSettings(
-    learning_rate=1.0, epsilon=1e3, weight_decay=0.0, grad_clip=1e9, skip_norm=1e9
-)  # fmt: skip
+LINEAR = OptimSettings(learning_rate=1.0, epsilon=1e3, weight_decay=0.0, grad_clip=1e9, skip_norm=1e9)
 
 
 def build_model(dtype: torch.dtype = torch.float64, *, tied: bool = True) -> PreTrainedModel:
@@ -44,13 +42,13 @@ def build_policy(
 def sequences() -> list[TokenSequence]:
     """Four questions with three responses each, lengths 1 to 12, prompts of 1 to 7 tokens."""
     rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, VOCAB, size).astype(np.int32) for size in (5, 1, 7, 3)]
-    return [
-        TokenSequence(
-            prompt_ids=prompts[index // 3], response_ids=rng.integers(0, VOCAB, length).astype(np.int32)
-        )
-        for index, length in enumerate((3, 12, 1, 5, 5, 8, 2, 9, 4, 6, 11, 7))
-    ]  # fmt: skip
+
+    def tokens(count: int) -> np.ndarray:
+        return rng.integers(0, VOCAB, count).astype(np.int32)
+
+    prompts = [tokens(size) for size in (5, 1, 7, 3)]
+    lengths = enumerate((3, 12, 1, 5, 5, 8, 2, 9, 4, 6, 11, 7))
+    return [TokenSequence(prompt_ids=prompts[index // 3], response_ids=tokens(length)) for index, length in lengths]
 
 
 def minibatch(**settings: object) -> MiniBatch:

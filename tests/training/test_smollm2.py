@@ -7,16 +7,14 @@ real vocabulary and chat template, not how good the model is.
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from run_leaves import metrics
+from run_leaves import kill_when_saved, metrics
 
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
@@ -59,16 +57,6 @@ def start(grader: Path, *arguments: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen([sys.executable, "-c", COMMAND, *arguments], env=environment)
 
 
-def kill_when_saved(process: "subprocess.Popen[bytes]", run: Path) -> None:
-    """SIGKILL as soon as the run's first checkpoint lies there."""
-    deadline = time.monotonic() + 600
-    while not (run / "checkpoints" / "latest").exists():
-        assert process.poll() is None and time.monotonic() < deadline, "no checkpoint was written"
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-
-
 @pytest.fixture(scope="module")
 def trained(smollm2: Path, grader: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Three steps that nothing disturbed; gigabytes, gone with the last test that reads them."""
@@ -102,9 +90,7 @@ def test_prompts_are_those_of_its_chat_template(smollm2: Path, examples: int) ->
     assert encode(choose_run_template(config, tokenizer), question, tokenizer).tolist() == list(expected)
 
 
-def test_deepspeed_goes_on_with_the_experience_of_another_run(
-    trained: Path, smollm2: Path, grader: Path, tmp_path: Path
-) -> None:
+def test_deepspeed_goes_on_with_the_experience_of_another_run(trained, smollm2, grader, tmp_path) -> None:
     run = tmp_path / "run"
     options = ["--engine", "deepspeed", "--replay-from", str(trained), "--set", "run.save_every=50"]
     assert train(smollm2, grader, run, *options, steps=2).wait(timeout=900) == 0
@@ -118,7 +104,7 @@ def test_deepspeed_goes_on_with_the_experience_of_another_run(
 def test_with_vllm_a_killed_run_goes_on_and_every_sync_arrives(smollm2: Path, grader: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = ["--rollout", "vllm", "--set", "backbone.dtype=float32"]
-    kill_when_saved(train(smollm2, grader, run, *options), run)
+    kill_when_saved(run, train(smollm2, grader, run, *options))
     assert start(grader, "train", "--resume", "--output", str(run), "--quiet", "--allow-code").wait(timeout=900) == 0
     lines = metrics(run)
     # The run itself stops above a mean gap of 1e-3; the canary has compared weights and log-probs at each sync.

@@ -1,0 +1,176 @@
+"""Packed rows: the beginning that all prompts share, a system message or worked examples, is computed once; and
+attention by segments, as a GPU runs it: torch's own operation, without its kernel, and where it is taken."""
+
+import inspect
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_policy import VOCAB, build_model, build_policy, minibatch, sequences, weights
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import varlen
+
+from exgrpo_cli.algo import batching
+from exgrpo_cli.algo.batching import MiniBatch, packed_batches, shared_prefix
+from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, TokenSequence
+from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm
+from exgrpo_cli.engines.hf.generator import HFGenerator
+from exgrpo_cli.engines.policy import packing
+from exgrpo_cli.engines.policy import policy as policies
+from exgrpo_cli.engines.policy.packing import causal_attention, pack, packed_causal, repeats_keys, takes_segments
+
+EXAMPLES = np.arange(7, 16, dtype=np.int32)
+
+
+def documented(query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int,
+               **options: Any) -> Tensor:  # fmt: skip
+    """A stand-in for the kernel of torch's varlen_attn, which no CPU has: what its documentation says and no more.
+
+    One segment after the other, its queries at the end of its keys.
+    """
+    inspect.signature(varlen.varlen_attn).bind(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, **options)
+    assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32 and options["window_size"] == (-1, 0)
+    assert cu_seq_q[-1] == len(query) and cu_seq_k[-1] == len(key) == len(value)
+    queries, keys = cu_seq_q.diff().tolist(), cu_seq_k.diff().tolist()
+    assert (max_q, max_k) == (max(queries), max(keys)) and min(queries) > 0
+    results = []
+    for own, read, read_values in zip(query.split(queries), key.split(keys), value.split(keys), strict=True):
+        mask = torch.ones(len(own), len(read), dtype=torch.bool).tril(len(read) - len(own))
+        heads = [each.transpose(0, 1)[None] for each in (own, read, read_values)]
+        mixed = F.scaled_dot_product_attention(*heads, mask, scale=options["scale"], enable_gqa=options["enable_gqa"])
+        results.append(mixed[0].transpose(0, 1))
+    return torch.cat(results)
+
+
+def prompt(*tokens: int) -> np.ndarray:
+    return np.array(tokens, dtype=np.int32)
+
+
+def beginning_alike(rows: list[TokenSequence]) -> list[TokenSequence]:
+    return [replace(row, prompt_ids=np.concatenate([EXAMPLES, row.prompt_ids])) for row in rows]
+
+
+def update() -> MiniBatch:
+    batch = minibatch()
+    longer = beginning_alike([row.sequence for row in batch.rows])
+    pairs = zip(batch.rows, longer, strict=True)
+    return replace(batch, rows=tuple(replace(row, sequence=sequence) for row, sequence in pairs))
+
+
+@pytest.mark.parametrize(("microbatch_tokens", "checkpointing"), [(34, False), (1000, True)])
+def test_nothing_moves(microbatch_tokens: int, checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by what is shared, nor with segments, as a GPU runs attention, in the place of blocks."""
+    monkeypatch.setattr(packing, "varlen_attn", documented)
+    scored, moved = [], []
+    for by_segments, shortest, most_repeated in product((False, True), (1000, len(EXAMPLES)), (1000, 0)):
+        monkeypatch.setattr(policies, "takes_segments", lambda parts, chosen=by_segments: chosen)
+        monkeypatch.setattr(batching, "SHORTEST_PREFIX", shortest)
+        monkeypatch.setattr(packing, "MOST_REPEATED", most_repeated)
+        model = build_model()
+        policy = build_policy(model, microbatch_tokens=microbatch_tokens, gradient_checkpointing=checkpointing)
+        before = weights(model)
+        scores = policy.score(beginning_alike(sequences()))
+        scored.append(torch.cat([torch.from_numpy(each.logprobs) for each in scores]))
+        assert policy.update(update()).applied
+        moved.append(weights(model) - before)
+    for scores, change in zip(scored[1:], moved[1:], strict=True):
+        torch.testing.assert_close(scores, scored[0], rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(change, moved[0], rtol=1e-6, atol=1e-10)
+    assert moved[0].abs().max() > 1e-6
+
+
+def test_inputs_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "SHORTEST_PREFIX", 3)
+
+    prompts = [prompt(*tokens) for tokens in ((4, 5, 6, 1), (4, 5, 6, 2, 2), (4, 5, 6), (4, 5, 6, 1))]
+    rows = [TokenSequence(prompt_ids=each, response_ids=prompt(0, 0, 0)) for each in prompts]
+    assert shared_prefix(prompts) == 3
+    # 3 shared, 1 + 2 + 2 of the first and last row, 2 + 2 of the second, 0 + 2 of the third.
+    packed = pack(rows, torch.device("cpu"))
+    assert packed.input_ids.tolist() == [[4, 5, 6, 1, 0, 0, 2, 2, 0, 0, 0, 0, 0, 0]]
+    assert packed.position_ids.tolist() == [[0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 3, 4, 4, 5]]
+    assert packed.predicting.tolist() == [3, 4, 5, 7, 8, 9, 2, 10, 11, 3, 12, 13]
+    assert packed_batches(rows, 14) == [[0, 3, 1, 2]]
+    # The shared tokens come again with every micro-batch: 3 + 5 and 3 + 4 + 2.
+    assert packed_batches(rows, 13) == [[0, 3, 1], [2]]
+    assert packed_batches(rows, 9) == [[0, 3], [1, 2]]
+
+
+def test_prompts_that_part_early_share_nothing() -> None:
+    same = [7] * batching.SHORTEST_PREFIX
+    assert shared_prefix([prompt(*same, 1), prompt(*same, 2)]) == batching.SHORTEST_PREFIX
+    assert shared_prefix([prompt(*same[1:], 1), prompt(*same[1:], 2)]) == 0
+    assert shared_prefix([prompt(*same, 1), prompt(*same, 1)]) == shared_prefix([]) == 0
+
+
+def test_rollouts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a prompt that is the shared tokens alone, too."""
+    questions = [prompt(*EXAMPLES, *range(count)) for count in (0, 1, 4)]
+    requests = [
+        RolloutRequest(question_id=str(index), prompt_ids=asked, seeds=(index, 9 + index))
+        for index, asked in enumerate(questions)
+    ]
+    params = SamplingParams(max_new_tokens=6, temperature=0.8, top_p=1.0)
+    drawn: list[list[Rollout]] = []
+    passes: list[list[int]] = []
+
+    def count(module: torch.nn.Module, positional: tuple[()], named: dict[str, torch.Tensor]) -> None:
+        passes[-1].append(named["input_ids"].numel())
+
+    for shortest in (1000, len(EXAMPLES)):
+        monkeypatch.setattr(batching, "SHORTEST_PREFIX", shortest)
+        model = build_model()
+        generator = HFGenerator(model, max_rows=6, eos_ids=[VOCAB - 1])
+        passes.append([])
+        model.model.register_forward_pre_hook(count, with_kwargs=True)
+        groups = generator.generate(requests, params)
+        drawn.append([rollout for group in groups for rollout in group])
+    for own, other in zip(*drawn, strict=True):
+        assert own.token_ids.tolist() == other.token_ids.tolist()
+        np.testing.assert_allclose(own.engine_logprobs, other.engine_logprobs, rtol=1e-6)
+    # Prompts of 9, 10 and 13 tokens, padded; then the 8 of which none is a prompt's last, and what is left.
+    assert passes[0][:1] == [39] and passes[1][:2] == [8, 15]
+
+
+def test_torch_takes_what_it_is_given() -> None:
+    """Its operation on the meta device, gradients too: arguments, shapes and precision, but no kernel."""
+    batch = pack(sequences(), torch.device("meta"), by_segments=True)
+    queries = torch.zeros(1, 4, batch.input_ids.numel(), 8, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    keys, values = (torch.zeros_like(queries[:, :2]) for _ in range(2))
+    keys.requires_grad_()
+    mixed, _ = packed_causal(torch.nn.Identity(), queries, keys, values, None, 0.3, layout=batch.layout)
+    assert (mixed.shape, mixed.dtype) == (queries.transpose(1, 2).shape, torch.bfloat16)
+    mixed.sum().backward()
+    assert queries.grad.shape == queries.shape and keys.grad.shape == keys.shape
+
+
+def test_segments_are_for_gpus_and_narrow_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow, wide = (split_causal_lm(build_model(dtype)) for dtype in (torch.bfloat16, torch.float32))
+    assert not takes_segments(narrow)
+    monkeypatch.setattr(CausalLM, "device", property(lambda parts: torch.device("cuda", 0)))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert takes_segments(narrow) and not takes_segments(wide)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert not takes_segments(narrow)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(packing, "varlen_attn", None)
+    assert not takes_segments(narrow)
+
+
+def test_no_mask_goes_to_the_kernel_that_writes_out_all_scores() -> None:
+    """On a GPU in bfloat16, where torch has no segments: FlashAttention shares keys among heads, but takes no mask."""
+    gpu = torch.device("cuda", 0)
+    assert repeats_keys(gpu, torch.bfloat16, masked=True) and not repeats_keys(gpu, torch.bfloat16)
+    assert repeats_keys(gpu, torch.float32) and not repeats_keys(torch.device("cpu"), torch.float32, masked=True)
+
+
+def test_repeated_keys_are_shared_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What float32 on a GPU does, where heads that share keys have no kernel."""
+    states = [torch.randn(2, heads, 5, 8, dtype=torch.float64) for heads in (4, 2, 2)]
+    shared = causal_attention(*states, 0.3)
+    monkeypatch.setattr(packing, "repeats_keys", lambda *tensor, masked: True)
+    torch.testing.assert_close(causal_attention(*states, 0.3), shared)
