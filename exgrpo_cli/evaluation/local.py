@@ -13,7 +13,7 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import Message, Question, Rollout, RolloutRequest, SamplingParams
 from exgrpo_cli.base.versions import installed_version
 from exgrpo_cli.engines.generators import Generator
-from exgrpo_cli.engines.vllm.start import VLLMSettings, config_overrides, require_vllm
+from exgrpo_cli.engines.vllm.generator import VLLMGenerator, VLLMSettings, require_vllm
 from exgrpo_cli.evaluation.benchmarks import Protocol
 from exgrpo_cli.evaluation.models import ModelChoice, choose_model
 from exgrpo_cli.evaluation.results import model_hash
@@ -143,22 +143,17 @@ class LocalModel:
         return self._opened
 
     def _open_vllm(self) -> tuple[Generator, Decode]:
-        from exgrpo_cli.engines.vllm.generator import VLLMGenerator
-
-        backbone, tokenizer = self._backbone, self._tokenizer
+        tokenizer = self._tokenizer
         ends = declared_ends(self._folder, tokenizer)
         settings = VLLMSettings(
             folder=self._folder,
-            dtype=backbone.dtype,
+            backbone=self._backbone,
             device=self._device.type,
             max_tokens=self._max_tokens,
             max_rows=self._max_rows,
             gpu_memory_fraction=SOLE_TENANT_FRACTION,
             tensor_parallel=self._tensor_parallel,
             starts_ranks=True,
-            hf_overrides=config_overrides(
-                self._folder, rope_theta=backbone.rope_theta, max_position_embeddings=backbone.max_position_embeddings
-            ),
         )
         return VLLMGenerator(settings, eos_ids=ends), lambda token_ids: decode_response(tokenizer, ends, token_ids)
 

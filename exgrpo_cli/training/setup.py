@@ -228,26 +228,19 @@ def _local_generator(plan: Plan, backbone: Backbone, prompts: Prompts, device: t
         from exgrpo_cli.engines.hf.generator import HFGenerator
 
         return HFGenerator(backbone.model, max_rows=config.rollout.max_rows, eos_ids=backbone.eos_ids)
-    from exgrpo_cli.engines.vllm.generator import VLLMGenerator
-    from exgrpo_cli.engines.vllm.proof import Canary
-    from exgrpo_cli.engines.vllm.start import VLLMSettings, config_overrides
+    from exgrpo_cli.engines.vllm.generator import VLLMGenerator, VLLMSettings
+    from exgrpo_cli.engines.vllm.proof import canary_of
 
-    folder = locate(config.backbone, config.tiny)
     settings = VLLMSettings(
-        folder=folder,
-        dtype=config.backbone.dtype,
+        folder=locate(config.backbone, config.tiny),
+        backbone=config.backbone,
         device=device.type,
         max_tokens=check_window(config, backbone.model.config, max(map(len, prompts.values()))),
         max_rows=config.rollout.max_rows,
         gpu_memory_fraction=plan.gpu_share,
         tensor_parallel=config.rollout.tensor_parallel,
-        hf_overrides=config_overrides(
-            folder,
-            rope_theta=config.backbone.rope_theta,
-            max_position_embeddings=config.backbone.max_position_embeddings,
-        ),
     )
-    canary = Canary.of_prompt(next(iter(prompts.values())), config.rollout.temperature)
+    canary = canary_of(next(iter(prompts.values()))), config.rollout.temperature
     return VLLMGenerator(settings, eos_ids=backbone.eos_ids, canary=canary)
 
 

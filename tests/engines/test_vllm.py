@@ -14,6 +14,7 @@ from vllm_pair import MARKS, gaps, opened
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason
+from exgrpo_cli.config.sections.run import BackboneSettings
 from exgrpo_cli.engines.policy.policy import Policy
 
 pytestmark = MARKS
@@ -184,9 +185,9 @@ def test_a_prompt_that_leaves_no_room_is_refused(generator: Any) -> None:
 
 
 def test_what_cannot_be_served_is_refused_before_the_start(vllm_backbone: Path, tmp_path: Path) -> None:
-    from exgrpo_cli.engines.vllm.start import VLLMSettings, open_llm
+    from exgrpo_cli.engines.vllm.generator import VLLMSettings, open_llm
 
-    settings = {"dtype": "float32", "device": "cpu", "max_tokens": 64, "max_rows": 4}
+    settings = {"backbone": BackboneSettings(dtype="float32"), "device": "cpu", "max_tokens": 64, "max_rows": 4}
     with pytest.raises(InputError, match=r"rollout\.tensor_parallel = 2 does not divide the 1 ranks"):
         open_llm(VLLMSettings(folder=vllm_backbone, tensor_parallel=2, **settings))
     config = json.loads((vllm_backbone / "config.json").read_text()) | {"num_attention_heads": 4, "head_dim": 16}

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.engines.vllm.proof import (
-    Canary,
-    SentWeights,
+    Sent,
     bit_checksum,
+    canary_of,
     held_weights,
+    noted,
     require_arrived,
     require_equal_logprobs,
 )
@@ -64,8 +65,8 @@ def sync(model: nn.Module, rank: int, weights: Iterator[tuple[str, Tensor]]) -> 
     model.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj"]}
     held = held_weights(NAMES, model, rank)
     assert held.keys() == NAMES
-    sent = SentWeights(weights, held)
-    list(sent)
+    sent: Sent = {}
+    list(noted(weights, held, sent))
     require_arrived(sent, NAMES, held)
 
 
@@ -134,7 +135,7 @@ def test_in_bfloat16_the_bound_is_measured_at_the_first_sync(first: float | None
 
 
 def test_the_canary_is_the_end_of_a_prompt() -> None:
-    canary = Canary.of_prompt(np.arange(20, dtype=np.int32), 1.0)
-    short = Canary.of_prompt(np.array([7], dtype=np.int32), 1.0)
+    canary = canary_of(np.arange(20, dtype=np.int32))
+    short = canary_of(np.array([7], dtype=np.int32))
     for found, prompt, response in ((canary, [0, 1, 2, 3], list(range(4, 20))), (short, [7], [7])):
-        assert (found.sequence.prompt_ids.tolist(), found.sequence.response_ids.tolist()) == (prompt, response)
+        assert (found.prompt_ids.tolist(), found.response_ids.tolist()) == (prompt, response)

@@ -30,14 +30,14 @@ def opened(
     folder: Path, prompt: np.ndarray, *, dtype: str = "float32", temperature: float = 0.8, **sizes: int
 ) -> Iterator[tuple[Policy, Any]]:
     """The two, synced once; `prompt` is that of the canary, and `sizes` are `max_tokens` and `max_rows`."""
-    from exgrpo_cli.engines.vllm.generator import VLLMGenerator
-    from exgrpo_cli.engines.vllm.proof import Canary
-    from exgrpo_cli.engines.vllm.start import VLLMSettings
+    from exgrpo_cli.engines.vllm.generator import VLLMGenerator, VLLMSettings
+    from exgrpo_cli.engines.vllm.proof import canary_of
 
-    backbone = load_folder(folder, torch.device("cpu"), BackboneSettings(dtype=dtype))
+    precision = BackboneSettings(dtype=dtype)
+    backbone = load_folder(folder, torch.device("cpu"), precision)
     policy = torch_policy(backbone.model, temperature=temperature, objective=ObjectiveSettings(), optim=OptimSettings())
-    settings = VLLMSettings(folder=folder, dtype=dtype, device="cpu", **sizes)
-    generator = VLLMGenerator(settings, eos_ids=backbone.eos_ids, canary=Canary.of_prompt(prompt, temperature))
+    settings = VLLMSettings(folder=folder, backbone=precision, device="cpu", **sizes)
+    generator = VLLMGenerator(settings, eos_ids=backbone.eos_ids, canary=(canary_of(prompt), temperature))
     try:
         generator.sync(policy.named_weights(), 0, policy.score)
         yield policy, generator

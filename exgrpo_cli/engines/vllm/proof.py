@@ -8,7 +8,6 @@ Axes: rows, columns = those of a weight as this rank holds it; asked = columns t
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,29 +26,30 @@ ASKED_COLUMNS = 16
 """Columns that a layer with a packed weight is asked for, evenly spaced."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class HeldWeight:
     """Place in an engine of one weight of the state dict, or of this rank's shard of it."""
 
-    module: Any
-    """The vLLM layer, fused or not."""
-    leaf: str
-    """Name of the parameter in it."""
-    rows: slice
-    """Rows of the parameter."""
-    shape: torch.Size
-    """Shape of those rows, padding included."""
-    dtype: torch.dtype
-    rank: int
-    """Number of the shard."""
-    is_readable: bool
-    """Whether the parameter is there; else the layer computes with a packed copy alone."""
-    is_packed: bool
-    """Whether the layer computes with a copy of the parameter."""
+    def __init__(self, module: Any, leaf: str, rows: slice, rank: int) -> None:
+        """`rows` of parameter `leaf` of a vLLM layer, fused or not: shard number `rank`.
+
+        Read now: while weights are on their way, the parameter may be another.
+        """
+        parameter: Tensor = getattr(module, leaf)
+        self.is_readable = bool(parameter.numel())
+        """Whether the parameter is there; else the layer computes with a packed copy alone."""
+        whole = list(parameter.shape)
+        if not self.is_readable:
+            whole = [sum(module.output_partition_sizes), module.input_size_per_partition]
+        self.shape = torch.Size([len(range(*rows.indices(whole[0]))), *whole[1:]])
+        """Shape of those rows, padding included."""
+        self.is_packed = leaf == "weight" and hasattr(module, "cpu_linear")
+        """Whether the layer computes with a copy of the parameter."""
+        self._module, self._leaf, self._rows, self._rank = module, leaf, rows, rank
+        self._dtype = parameter.dtype
 
     def expected(self, sent: Tensor) -> tuple[torch.Size, tuple[int, ...]]:
         """The shard of a weight on its way here, without padding: its shape, and checksums of what is read back."""
-        part = shard(sent.detach(), self.shape, self.rank).to(self.dtype)
+        part = shard(sent.detach(), self.shape, self._rank).to(self._dtype)
         checksums = [bit_checksum(part)] if self.is_readable else []
         if self.is_packed:
             checksums.append(bit_checksum(part[:, _asked(part.shape)] + 0.0))
@@ -59,7 +59,7 @@ class HeldWeight:
         """The same checksums of what is here, of the first `size` entries along each axis."""
         checksums = []
         if self.is_readable:
-            held = getattr(self.module, self.leaf)[self.rows]
+            held = getattr(self._module, self._leaf)[self._rows]
             checksums.append(bit_checksum(held[tuple(slice(0, length) for length in size)]))
         if self.is_packed:
             checksums.append(bit_checksum(self._columns(size)))
@@ -69,27 +69,23 @@ class HeldWeight:
     def _columns(self, size: torch.Size) -> Float[Tensor, "rows asked"]:
         """Columns of the weight that the layer multiplies with, 0 for -0."""
         asked = _asked(size)
-        inputs = torch.zeros(len(asked), self.shape[1], dtype=self.dtype)
+        inputs = torch.zeros(len(asked), self.shape[1], dtype=self._dtype)
         inputs[torch.arange(len(asked)), asked] = 1.0
-        return self.module.quant_method.apply(self.module, inputs)[:, self.rows][:, : size[0]].T + 0.0
+        return self._module.quant_method.apply(self._module, inputs)[:, self._rows][:, : size[0]].T + 0.0
 
 
-class SentWeights:
-    """Weights on their way into an engine, with their names and the checksums of those that can be read back."""
+Sent = dict[str, tuple[torch.Size, tuple[int, ...]] | None]
+"""By name, `HeldWeight.expected` of each weight that was sent; None of one that cannot be read back."""
 
-    def __init__(self, weights: Iterator[tuple[str, Tensor]], held: Mapping[str, HeldWeight]) -> None:
-        self.names: set[str] = set()
-        self.expected: dict[str, tuple[torch.Size, tuple[int, ...]]] = {}
-        self._weights = weights
-        self._held = held
 
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        for name, sent in self._weights:
-            self.names.add(name)
-            if name in self._held:
-                self.expected[name] = self._held[name].expected(sent)
-            # vLLM holds on to the parts of a fused layer until the last has come; a gathered weight is gone by then.
-            yield name, sent.detach().clone()
+def noted(
+    weights: Iterator[tuple[str, Tensor]], held: Mapping[str, HeldWeight], sent: Sent
+) -> Iterator[tuple[str, Tensor]]:
+    """Weights on their way into an engine, each written down in `sent`."""
+    for name, weight in weights:
+        sent[name] = held[name].expected(weight) if name in held else None
+        # vLLM holds on to the parts of a fused layer until the last has come; a gathered weight is gone by then.
+        yield name, weight.detach().clone()
 
 
 def held_weights(names: frozenset[str], model: nn.Module, rank: int) -> dict[str, HeldWeight]:
@@ -111,25 +107,9 @@ def held_weights(names: frozenset[str], model: nn.Module, rank: int) -> dict[str
             rows = slice(sum(sizes[:index]), sum(sizes[: index + 1]))
             # Keys and values of fewer heads than ranks are held by several of these.
             shard_rank = rank // (getattr(module, "num_kv_head_replicas", 1) if index else 1)
-        if isinstance(parameter := getattr(module, leaf, None), Tensor):
-            found[name] = _held_weight(module, leaf, parameter, rows, shard_rank)
+        if isinstance(getattr(module, leaf, None), Tensor):
+            found[name] = HeldWeight(module, leaf, rows, shard_rank)
     return found
-
-
-def _held_weight(module: Any, leaf: str, parameter: Tensor, rows: slice, rank: int) -> HeldWeight:
-    whole = parameter.shape
-    if not parameter.numel():
-        whole = torch.Size([sum(module.output_partition_sizes), module.input_size_per_partition])
-    return HeldWeight(
-        module=module,
-        leaf=leaf,
-        rows=rows,
-        shape=torch.Size([len(range(*rows.indices(whole[0]))), *whole[1:]]),
-        dtype=parameter.dtype,
-        rank=rank,
-        is_readable=bool(parameter.numel()),
-        is_packed=leaf == "weight" and hasattr(module, "cpu_linear"),
-    )
 
 
 def shard(full: Tensor, local: torch.Size, rank: int) -> Tensor:
@@ -165,33 +145,26 @@ LEAST_NOISY_GAP = 0.05
 """Allowed in bfloat16 however small the first gap was."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Canary:
-    """Fixed tokens whose log-probs both sides compute after every sync."""
+def canary_of(prompt_ids: Int32[np.ndarray, " prompt_tokens"]) -> TokenSequence:
+    """Fixed tokens whose log-probs both sides compute after every sync.
 
-    sequence: TokenSequence
-    temperature: float
-    """That of the policy's log-probs."""
-
-    @classmethod
-    def of_prompt(cls, prompt_ids: Int32[np.ndarray, " prompt_tokens"], temperature: float) -> "Canary":
-        """The end of a real prompt stands for the response: likely tokens, at which rounding is small."""
-        split = max(1, len(prompt_ids) - CANARY_TOKENS)
-        response = prompt_ids[split:] if len(prompt_ids) > 1 else prompt_ids
-        sequence = TokenSequence(prompt_ids=prompt_ids[:split], response_ids=response)
-        return cls(sequence=sequence, temperature=temperature)
+    The end of a real prompt stands for the response: likely tokens, at which rounding is small.
+    """
+    split = max(1, len(prompt_ids) - CANARY_TOKENS)
+    response = prompt_ids[split:] if len(prompt_ids) > 1 else prompt_ids
+    return TokenSequence(prompt_ids=prompt_ids[:split], response_ids=response)
 
 
-def require_arrived(sent: SentWeights, names: frozenset[str], held: Mapping[str, HeldWeight]) -> None:
+def require_arrived(sent: Sent, names: frozenset[str], held: Mapping[str, HeldWeight]) -> None:
     """Raise RunError naming the first of `names` that was not sent, or the first of `held` that is not what was."""
-    missing = sorted(names - sent.names)
+    missing = sorted(names - sent.keys())
     if missing:
         raise RunError(
             f"{len(missing)} weights were not sent to the rollout engine, {missing[0]!r} first; "
             f"send the whole state dict, tied weights under each of their names."
         )
-    for name, (shape, expected) in sent.expected.items():
-        if held[name].arrived(shape) != expected:
+    for name, expected in sent.items():
+        if expected is not None and held[name].arrived(expected[0]) != expected[1]:
             raise RunError(
                 f"weight {name!r} did not reach the rollout engine: what is read back is not what was sent; its "
                 "rollouts would be stale, so the run stops."
