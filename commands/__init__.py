@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from exgrpo_cli.base.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError
-from exgrpo_cli.base.output import LoadingNote, data_alone, tell_warnings
+from exgrpo_cli.base.output import data_alone, loading_note, tell_warnings
 from exgrpo_cli.commands.ablate import ablate
 from exgrpo_cli.commands.cli import talk
 from exgrpo_cli.commands.doctor import doctor
@@ -86,7 +86,7 @@ def run(arguments: list[str], commands: typer.Typer = app) -> int:
         quiet = "--quiet" in arguments or "RANK" in os.environ
         with (
             _warnings_as_lines(quiet="--quiet" in arguments, debug="--debug" in arguments),
-            LoadingNote(partial(talk, quiet=quiet)),
+            loading_note(partial(talk, quiet=quiet)),
         ):
             code = commands(arguments, prog_name="exgrpo", standalone_mode=False)
         sys.stdout.flush()

@@ -10,8 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
+from types import SimpleNamespace
 from typing import Any
 
 from exgrpo_cli.base.errors import DamageWarning, ToolkitWarning
@@ -55,25 +54,23 @@ def give_stdout_to_children() -> None:
 SLOW = frozenset({"torch", "transformers", "vllm", "deepspeed", "pyarrow", "matplotlib"})
 
 
-class LoadingNote(MetaPathFinder):
-    """Finds nothing; while it is entered it passes a line to `say` before the first slow package is imported."""
+@contextmanager
+def loading_note(say: Callable[[str], None]) -> Iterator[None]:
+    """While this lasts, a line is passed to `say` before the first slow package is imported."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def find_spec(name: str, *where: Any) -> None:
+        """Finds nothing: the finders after this one do the work."""
+        if name in SLOW and watching in sys.meta_path:
+            sys.meta_path.remove(watching)
+            say(f"exgrpo: loading {name}")
 
-    def __enter__(self) -> None:
-        sys.meta_path.insert(0, self)
-
-    def __exit__(self, *error: object) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        """None: the finders after this one do the work."""
-        if fullname in SLOW and self in sys.meta_path:
-            sys.meta_path.remove(self)
-            self._say(f"exgrpo: loading {fullname}")
-        return None
+    watching: Any = SimpleNamespace(find_spec=find_spec)
+    sys.meta_path.insert(0, watching)
+    try:
+        yield
+    finally:
+        if watching in sys.meta_path:
+            sys.meta_path.remove(watching)
 
 
 def tell_warnings(say: Callable[[str, bool], None], *, others: bool) -> None:

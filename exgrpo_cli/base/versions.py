@@ -20,8 +20,13 @@ def describe_machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: found for name in PACKAGES if (found := installed_version(name))},
         "platform": platform.platform(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "cores": usable_cores(),
     }
+
+
+def usable_cores() -> int:
+    """Cores this process may run on, affinity counted in where the system knows it."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def installed_version(name: str) -> str:

@@ -21,15 +21,6 @@ NO_BUCKET = -1
 """Stands for the null bucket of a question that is in none."""
 MISSING = -1
 """Stands for any other null."""
-STORED_NAMES = {
-    "success_count": "k",
-    "question": "question_id",
-    "group": "group_id",
-    "unit": "unit_id",
-    "kind": "event",
-    "row": "trajectory_id",
-}
-"""Fields of column classes -> the tables' columns, where the names differ."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,22 +48,16 @@ class EventColumns:
 def decode_events(table: pa.Table, known_ids: pa.Array) -> EventColumns:
     """Rows of the event table, question ids and event words dictionary-encoded.
 
-    Raises InputError for a question that is not among `known_ids` and for an event that this version does not know.
+    Raises InputError for a question that is not among `known_ids`.
     """
     words, numbers = encoded_words(table.column("event"))
-    codes = pc.index_in(words, value_set=pa.array([kind.value for kind in KINDS]))
-    if codes.null_count:
-        unknown = words.filter(pc.is_null(codes))[0].as_py()
-        raise InputError(f"the ledger holds events of the unknown kind {unknown!r}: a newer version wrote it.")
-    kinds = codes.to_numpy().astype(np.int64)[numbers]
-    found = {"kind": kinds, "question": question_numbers(table, known_ids)}
-    others = {field.name for field in fields(EventColumns)} - found.keys()
-    return EventColumns(**found, **{name: column(table, name) for name in others})
-
-
-def stored_names(kind: type) -> list[str]:
-    """The columns that a class of columns is read from."""
-    return [STORED_NAMES.get(field.name, field.name) for field in fields(kind)]
+    codes = pc.index_in(words, value_set=pa.array([kind.value for kind in KINDS])).to_numpy().astype(np.int64)
+    others = ("step", "trajectory_id", "bucket", "num_members")
+    return EventColumns(
+        kind=codes[numbers],
+        question=question_numbers(table, known_ids),
+        **{name: column(table, name) for name in others},
+    )
 
 
 def question_numbers(table: pa.Table, known_ids: pa.Array) -> Int64[np.ndarray, " rows"]:

@@ -129,21 +129,15 @@ def open_ledger(folder: Path, identity: LedgerIdentity, at_step: int | None) -> 
 def check_cut(folder: Path, step: int) -> Catalogue:
     """Rows that a cut after `step` would leave of the ledger; deletes nothing.
 
-    Raises InputError where the ledger is not whole up to `step` or cannot be cut there.
+    Raises InputError where the ledger is not whole up to `step`, or no part ends there as after a checkpoint.
     """
     catalogue = read_catalogue(folder)
-    for part in (part for parts in catalogue.parts.values() for part in parts):
-        is_live = steps_of(part.path)[1] is None
-        if part.first_step <= step and (is_live or step < part.last_step):
-            raise InputError(
-                f"{part.path} holds steps {part.first_step} to {part.last_step} in one part and cannot be cut at step "
-                f"{step}; resume from a checkpoint at which a part ends"
-            )
-    if catalogue.last_step < step:
+    # Step 0 has a part after a warm start alone.
+    if step and step not in [steps_of(part.path)[1] for part in catalogue.parts[EVENTS]]:
         raise InputError(
-            f"{folder} is whole only up to step {catalogue.last_step}, but the checkpoint is of step {step}"
-            f"{': ' + catalogue.dropped if catalogue.dropped else ''}; "
-            f"to resume from an earlier checkpoint, remove those after step {catalogue.last_step}"
+            f"{folder} is whole only up to step {catalogue.last_step} and has no closed part that ends at step {step}, "
+            f"of which the checkpoint is{': ' + catalogue.dropped if catalogue.dropped else ''}; to resume from an "
+            "earlier checkpoint, remove this one"
         )
     parts = {table: tuple(part for part in own if part.last_step <= step) for table, own in catalogue.parts.items()}
     totals = parts[EVENTS][-1].totals if parts[EVENTS] else dict.fromkeys(TABLES, 0)

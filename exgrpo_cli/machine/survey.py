@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exgrpo_cli.base.versions import describe_machine
+from exgrpo_cli.base.versions import describe_machine, usable_cores
 from exgrpo_cli.config.settings import Config
 
 
@@ -32,11 +32,6 @@ class Machine:
 def survey_machine(*, look_for_gpus: bool = True) -> Machine:
     """Look at the machine this process runs on; imports torch for the GPUs."""
     return Machine(cores=usable_cores(), memory_bytes=usable_memory(), gpus=visible_gpus() if look_for_gpus else ())
-
-
-def usable_cores() -> int:
-    """Cores this process may run on, affinity counted in where the system knows it."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def usable_memory(cgroup_limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:

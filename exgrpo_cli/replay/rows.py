@@ -14,7 +14,7 @@ import pyarrow as pa
 from jaxtyping import Bool, Float32, Int32, Int64
 
 from exgrpo_cli.ledger import columns as ledger
-from exgrpo_cli.ledger.schemas import EVENTS, REPLAYS, SCORES, TRAJECTORIES
+from exgrpo_cli.ledger.schemas import EVENTS, REPLAYS, SCHEMAS, SCORES, TRAJECTORIES
 from exgrpo_cli.replay.by_question import Bucket
 
 GONE = -1
@@ -157,7 +157,7 @@ def rebuild(
     """
     questions = Questions(question_ids)
     known = pa.array(questions.ids, type=pa.string())
-    events = ledger.decode_events(read(EVENTS, ledger.stored_names(ledger.EventColumns)), known)
+    events = ledger.decode_events(read(EVENTS, SCHEMAS[EVENTS].names), known)
     born = read(TRAJECTORIES, ("question_id", *BORN))
     rows = {name: ledger.column(born, name).astype(kind) for name, kind in BORN.items()}
     rows["question"] = ledger.question_numbers(born, known).astype(np.int32)

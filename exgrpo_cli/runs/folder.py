@@ -78,14 +78,10 @@ class RunFolder:
 
         What a set-up fills carries its lock; without one, only empty folders are taken for its own.
         """
-        folders = (self.data, self.replay, self.checkpoints, self.samples, self.plots)
-        known = {".lock", "environment.json", "stacks", "tensorboard", "wandb"}
-        known |= {path.name for path in (*folders, *partials(self.path))}
-        if not self.path.is_dir() or not {path.name for path in self.path.iterdir()} <= known:
-            return False
-        locked = (self.path / ".lock").is_file()
-        untouched = (self.checkpoints, self.samples, self.plots) if locked else self.path.iterdir()
-        return not any(path.is_file() or any(path.iterdir()) for path in untouched if path.exists())
+        filled = {path.relative_to(self.path).parts[0] for path in self.path.rglob("*") if not path.is_dir()}
+        by_set_up = {".lock", "environment.json", "data", "replay", "stacks", "tensorboard", "wandb"}
+        by_set_up |= {path.name for path in partials(self.path)}
+        return self.path.is_dir() and (not filled or (".lock" in filled and filled <= by_set_up))
 
     @classmethod
     def check_new(cls, path: Path) -> None:

@@ -21,14 +21,12 @@ from exgrpo_cli.base.files import read_json
 from exgrpo_cli.config import layers
 from exgrpo_cli.config.settings import Config, resolve
 from exgrpo_cli.ledger.columns import (
-    STORED_NAMES,
     EventColumns,
     column,
     decode_events,
     encoded_words,
     flat,
     question_numbers,
-    stored_names,
 )
 from exgrpo_cli.ledger.reader import DamagedBytes, LedgerReader, LedgerWarning, reading
 from exgrpo_cli.ledger.schemas import DRAWS, EVENTS, REPLAYS, SCORES, TRAJECTORIES
@@ -47,7 +45,9 @@ COLUMNS = {
     DRAWS: "step bucket num_members num_questions probability num_drawn",
     REPLAYS: "step unit priority probability weight drift headroom accepted",
 }
-"""Columns of each table that are read, as STORED_NAMES calls them."""
+"""Columns of each table that are read, as `_STORED` calls them."""
+_STORED = {"success_count": "k", "group": "group_id", "unit": "unit_id"}
+"""The tables' own names, where they differ."""
 
 
 class Columns(SimpleNamespace):
@@ -145,17 +145,19 @@ def read_run(run: Path) -> RunRecord:
         metrics = RunMetrics([row for row in metrics.rows if row["step"] <= reader.last_step])
     text = {TRAJECTORIES: ["question_id"], SCORES: ["trajectory_id"]}
     tables = {
-        name: reader.table(name, [*map(_stored, columns.split()), *text.get(name, ())], dictionary=True)
+        name: reader.table(
+            name, [_STORED.get(each, each) for each in columns.split()] + text.get(name, []), dictionary=True
+        )
         for name, columns in COLUMNS.items()
     }
-    tables[EVENTS] = reader.table(EVENTS, stored_names(EventColumns), dictionary=True)
+    tables[EVENTS] = reader.table(EVENTS, dictionary=True)
     training_ids = flat(read_question_columns(run, ["id"]).column("id"))
     named = [encoded_words(tables[name].column("question_id"))[0] for name in (EVENTS, TRAJECTORIES)]
     question_ids = pc.unique(pa.concat_arrays([training_ids.cast(pa.string()), *named]))
     born = tables[TRAJECTORIES]
     tables[TRAJECTORIES] = born = born.take(np.argsort(born.column("trajectory_id").to_numpy(), kind="stable"))
     found = {
-        name: Columns(**{each: column(tables[name], _stored(each)) for each in columns.split()})
+        name: Columns(**{each: column(tables[name], _STORED.get(each, each)) for each in columns.split()})
         for name, columns in COLUMNS.items()
     }
     found[TRAJECTORIES].question = question_numbers(born, question_ids)
@@ -197,10 +199,6 @@ def read_question_columns(run: Path, columns: Sequence[str], chosen: pc.Expressi
             return pq.read_table(path, columns=names, filters=chosen)
     except DamagedBytes as error:
         raise InputError(f"{error}: restore the file from a copy, or delete it.") from error
-
-
-def _stored(name: str) -> str:
-    return STORED_NAMES.get(name, name)
 
 
 def question_texts(run: Path, question_ids: Sequence[str]) -> dict[str, dict[str, str]]:

@@ -29,11 +29,12 @@ from exgrpo_cli.base.errors import DamageWarning, InputError, Interrupted, RunEr
 from exgrpo_cli.base.files import last_json_line, write_text
 from exgrpo_cli.base.output import Stopper
 from exgrpo_cli.base.reporter import Reporter, make_reporter, spent
+from exgrpo_cli.base.versions import usable_cores
 from exgrpo_cli.config.layers import JOB, read_config
 from exgrpo_cli.config.sections.run import SlurmSettings
 from exgrpo_cli.config.settings import Config, read_section, to_toml
 from exgrpo_cli.machine.settle import require_runnable, settle
-from exgrpo_cli.machine.survey import survey_machine, usable_cores, visible_gpus
+from exgrpo_cli.machine.survey import survey_machine, visible_gpus
 from exgrpo_cli.runs.folder import METRICS_FILE, RunFolder
 from exgrpo_cli.studies.output import duration, report_study
 from exgrpo_cli.studies.report import Numbers

@@ -70,7 +70,7 @@ def test_a_truncated_or_missing_part_leaves_the_steps_before_it(ledger: Path, ta
         reader = LedgerReader(ledger)
     assert reader.last_step == 6
     assert num_rows(reader) == SIX_STEPS
-    with pytest.raises(InputError, match="whole only up to step 6, but the checkpoint is of step 10"):
+    with pytest.raises(InputError, match="whole only up to step 6 and has no closed part that ends at step 10"):
         reopen(ledger, 10)
     assert path.exists()
     part(ledger, table, 4).unlink()
