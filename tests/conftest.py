@@ -128,25 +128,16 @@ def made_once(factory: pytest.TempPathFactory, name: str, **heads: int) -> Path:
 
 
 def export_small_backbone(folder: Path, *, num_heads: int, num_kv_heads: int) -> Path:
-    import numpy as np
-
     from exgrpo_cli.config.sections.run import TinySettings
     from exgrpo_cli.models.export import export_model
-    from exgrpo_cli.models.tiny import MAX_TOKENS, make_model, make_tokenizer
-    from exgrpo_cli.models.warm_start import WarmStartRecipe, warm_start
+    from exgrpo_cli.models.tiny import MAX_TOKENS, WarmStartRecipe, make_model, make_tokenizer, warm_start
 
     tokenizer = make_tokenizer(max_tokens=MAX_TOKENS)
-    shape = TinySettings(hidden_size=64, num_layers=2, num_heads=num_heads, num_kv_heads=num_kv_heads, ffn_size=128)
-    model = make_model(shape, tokenizer)
-    warm_start(
-        model,
-        tokenizer,
-        steps=200,
-        batch_size=32,
-        recipe=WarmStartRecipe(levels=(1, 2)),
-        rng=np.random.default_rng(0),
-        progress=lambda done, total: None,
+    shape = TinySettings(
+        hidden_size=64, num_layers=2, num_heads=num_heads, num_kv_heads=num_kv_heads, ffn_size=128, warm_start_steps=200
     )
+    model = make_model(shape, tokenizer)
+    warm_start(model, tokenizer, shape, WarmStartRecipe(levels=(1, 2)), lambda done, total, what: None)
     export_model(model, tokenizer, folder, eos_ids=(tokenizer.eos_token_id,))
     return folder
 

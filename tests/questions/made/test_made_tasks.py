@@ -15,7 +15,7 @@ from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.names import section_of_made
 from exgrpo_cli.config.sections.data import ArithmeticSettings, CountdownSettings, ModularSettings, WordProblemSettings
 from exgrpo_cli.grading.verifiers import grade_countdown, read_metadata, sum_asked, valid_trace
-from exgrpo_cli.models.warm_start import RECIPES, draw_example
+from exgrpo_cli.models.tiny import RECIPES, draw_example
 from exgrpo_cli.questions.made import countdown, make_split
 from exgrpo_cli.questions.made.pools import Pool
 from exgrpo_cli.questions.made.sums import TraceMix, make_modular, write_trace
