@@ -34,7 +34,7 @@ def publish(
       exgrpo publish studies/metric-ent --to me/metric-ent
     """
     from exgrpo_cli.publishing.hub import publish as upload
-    from exgrpo_cli.publishing.run import packed
+    from exgrpo_cli.publishing.contents import packed
 
     with packed(folder, to, results=results or [], ledger=not no_ledger) as packages:
         plans = [package.describe(to) for package in packages]

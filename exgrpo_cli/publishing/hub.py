@@ -31,13 +31,6 @@ OF_THE_HUB = (".gitattributes", ".gitignore")
 """Files of a repository that the hub itself may have put there."""
 
 
-def check_name(repo: str) -> None:
-    """Raise InputError for what is no OWNER/NAME."""
-    hub = parse_hub_id(repo)
-    if hub is None or hub.repo != repo:
-        raise InputError(f"--to {repo} is no name of a repository: it must be OWNER/NAME, such as your-name/my-run.")
-
-
 def publish(packages: Sequence[Package], repo: str, *, private: bool) -> list[str]:
     """Upload all packages to repositories called `repo`, made where they are missing; returns their addresses.
 
@@ -151,20 +144,12 @@ def local_run(name: str) -> Path:
 
 def _restore_bodies(files: Sequence[Path], ledger: Path) -> None:
     """Write the bodies of published trajectories as the one part of `ledger`, where there are any."""
-    if not files:
-        return
     # A published ledger has one part of events.
-    [events] = reader.list_parts(ledger, EVENTS)
-    first_step, last_step = reader.steps_of(events)
-    path = reader.part_path(ledger, BODIES, first_step, last_step)
-    path.parent.mkdir(exist_ok=True)
-    stored = (
-        batch for file in files for batch in pq.ParquetFile(file).iter_batches(BATCH, columns=SCHEMAS[BODIES].names)
-    )
-    bodies = (batch.cast(SCHEMAS[BODIES]) for batch in stored)
-    with path.open("wb") as file:
-        writer.write_bodies(
-            file,
-            ((batch, writer.batch_checksums(batch)) for batch in bodies),
-            writer.schema_with_metadata(BODIES, last_step or 0),
-        )
+    first_step, last_step = reader.steps_of(*reader.list_parts(ledger, EVENTS))
+    path, names = reader.part_path(ledger, BODIES, first_step, last_step), SCHEMAS[BODIES].names
+    stored = (rows for file in files for rows in pq.ParquetFile(file).iter_batches(BATCH, columns=names))
+    bodies = ((batch, writer.batch_checksums(batch)) for rows in stored for batch in [rows.cast(SCHEMAS[BODIES])])
+    if files:
+        path.parent.mkdir(exist_ok=True)
+        with path.open("wb") as file:
+            writer.write_bodies(file, bodies, writer.schema_with_metadata(BODIES, last_step or 0))

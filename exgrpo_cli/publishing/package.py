@@ -44,6 +44,7 @@ class Private:
     servers: tuple[str, ...]
     """Hosts of addresses in the settings and the journal; in data they may be anybody's."""
     secrets: tuple[str, ...]
+    """Values of variables, in every form that `_forms` gives."""
 
     @classmethod
     def of(cls, folder: Path, environment: Mapping[str, str] = os.environ) -> "Private":
@@ -54,19 +55,15 @@ class Private:
         folders = {Path.home(), Path.cwd(), *runs, *(run.parent for run in runs)} - {Path("/")}
         nodes = {platform.node(), environment.get("HOSTNAME", ""), environment.get("SLURMD_NODENAME", "")}
         hosts = {host for node in nodes for host in (node, node.partition(".")[0]) if len(host) >= LEAST_HOST}
-        told = (
-            path
-            for name in METADATA_FILES
-            for path in (folder / name, *folder.glob(f"*/seed-*/{name}"))
-            if path.is_file()
-        )
+        told = (path for name in METADATA_FILES for place in ("", "*/seed-*/") for path in folder.glob(place + name))
         servers = (host for path in told for host in URL_HOST.findall(path.read_text(errors="replace")))
         secrets = {value for name, value in environment.items() if SECRET_NAME.search(name)} | {get_token() or ""}
+        written = {form for secret in secrets if len(secret) >= LEAST_SECRET for form in _forms(secret)}
         return cls(
             folders=_longest_first(map(str, folders)),
             hosts=_longest_first(hosts - {"localhost"}),
             servers=_longest_first(servers),
-            secrets=_longest_first(secret for secret in secrets if len(secret) >= LEAST_SECRET),
+            secrets=_longest_first(written),
         )
 
     def redact(self, text: str, where: str) -> str:
@@ -96,7 +93,7 @@ class Private:
 
     def _refuse_secrets(self, text: str, where: str) -> None:
         match = SECRET.search(text)
-        known = match[0] if match else next((s for s in self.secrets if any(w in text for w in _written(s))), None)
+        known = match[0] if match else next((secret for secret in self.secrets if secret in text), None)
         if known is not None:
             raise InputError(
                 f"{where} holds a secret that begins with {known[:4]!r}: nothing was published. Remove it there, and "
@@ -112,7 +109,7 @@ def _whole(name: str) -> "re.Pattern[str]":
     return re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
 
 
-def _written(secret: str) -> set[str]:
+def _forms(secret: str) -> set[str]:
     """A secret as it stands in a text, in JSON or TOML, and on a page."""
     return {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], str(escape(secret))}
 
@@ -127,14 +124,18 @@ class Package:
     """Identity of the run or study: a repository with another origin is not overwritten."""
     folder: Path
     private: Private
-    linked: dict[str, Path] = field(default_factory=dict)
-    """Name in the repository to a file that is uploaded from where it lies."""
+    files: dict[str, Path] = field(default_factory=dict)
+    """All that goes, by name in the repository: files under `folder`, and those uploaded from where they lie."""
+
+    def place(self, name: str) -> Path:
+        """Path of a file of the package's own, which the caller writes."""
+        path = self.files[name] = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
 
     def write(self, name: str, text: str, where: str) -> None:
         """Add a text without what is private; messages name `where` it is from. Raises InputError for a secret."""
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.private.redact(text, where), encoding="utf-8")
+        self.place(name).write_text(self.private.redact(text, where), encoding="utf-8")
 
     def copy(self, source: Path, name: str = "") -> None:
         """Add a text file, under its own name where no other is given, as `write` does."""
@@ -147,13 +148,9 @@ class Package:
         """
         from huggingface_hub import CardData, RepoCard
 
+        default = next(iter(tables), "")
         configs = [
-            {
-                "config_name": name,
-                "data_files": [{"split": "train", "path": path}],
-                "default": name == next(iter(tables)),
-            }
-            for name, path in tables.items()
+            {"config_name": name, "data_files": path, "default": name == default} for name, path in tables.items()
         ]
         data = CardData(**front, configs=configs or None)
         path = Path(__file__).with_name(template)
@@ -161,12 +158,6 @@ class Package:
         self.write("README.md", str(card), "the card")
         self.write(MARKER, json.dumps(self.origin, indent=2) + "\n", "the name of the run or study")
         return self
-
-    @property
-    def files(self) -> dict[str, Path]:
-        """Name in the repository to a file of this machine."""
-        own = sorted(path for path in self.folder.rglob("*") if path.is_file())
-        return self.linked | {path.relative_to(self.folder).as_posix(): path for path in own}
 
     def describe(self, repo: str) -> dict[str, Any]:
         """The repository, its files and their sizes in bytes, as `--dry-run` shows them."""

@@ -26,7 +26,7 @@ from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import SCHEMAS, TABLES
 from exgrpo_cli.publishing.hub import ROWS, local_run
 from exgrpo_cli.publishing.package import Private
-from exgrpo_cli.publishing.run import MEANINGS, ROW_SCHEMA
+from exgrpo_cli.publishing.contents import MEANINGS, ROW_SCHEMA
 from exgrpo_cli.runs.result import write_result
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

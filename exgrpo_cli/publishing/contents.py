@@ -1,14 +1,16 @@
-"""A run as repositories: the model with its card, and the ledger as a data set that is a run folder again.
+"""Contents of repositories: a run's model with its card, its ledger as a data set that is a run folder again; a study.
 
 A published trajectory is the ledger's row with the question's text and answer, the decoded response, and the body
-(token ids, behaviour log-probs) bit for bit, so that the bodies need not be stored twice.
+(token ids, behaviour log-probs) bit for bit, so that the bodies need not be stored twice. A study is a row per run, a
+row per step of every run, their settings, and its page.
 """
 
+import json
 import tomllib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,26 +19,30 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from exgrpo_cli.base.errors import InputError, first_line
-from exgrpo_cli.base.files import NUMBER, Shape, read_json, write_json
+from exgrpo_cli.base.files import NUMBER, Shape, read_json
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.evaluation.comparison import results_in
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning, list_parts, part_path, steps_of
 from exgrpo_cli.ledger.schemas import BODIES, EVENTS, IDENTITY_FILE, SCHEMAS, TABLES, TRAJECTORIES
 from exgrpo_cli.ledger.writer import schema_with_metadata, write_parquet
-from exgrpo_cli.publishing.hub import BATCH, ROWS, check_name
+from exgrpo_cli.publishing.hub import BATCH, ROWS
 from exgrpo_cli.publishing.package import METADATA_FILES, Package, Private
-from exgrpo_cli.publishing.study import study_package
 from exgrpo_cli.questions.question_file import read_questions, write_questions
 from exgrpo_cli.questions.sources import parse_hub_id, read_card
-from exgrpo_cli.runs.folder import find_changes, require_model
-from exgrpo_cli.runs.result import read_summary, remarks
+from exgrpo_cli.runs.folder import find_changes, journal_lines, require_model
+from exgrpo_cli.runs.result import RunResult, read_summary, remarks
 from exgrpo_cli.show import record
-from exgrpo_cli.show.report import is_run, write_report
+from exgrpo_cli.show.report import carried, is_run, read_study, write_report
+from exgrpo_cli.studies.output import markdown, score_rows
+from exgrpo_cli.studies.report import compare_runs
+from exgrpo_cli.studies.study import RESULTS_FOLDER
 
 LINKED = (".safetensors", record.TOKENIZER_FILE, "vocab.json", "merges.txt", "tokenizer.model", "spiece.model")
 """Ends of the names of weights and vocabulary: words of the model, which nothing is taken out of."""
 TEXTS = (".json", ".jinja", ".txt")
 """Other files of a model folder that go along."""
+STUDY_TEXTS = (".json", ".md", ".csv")
+"""Files of a study's folder that go along: its tables."""
 MEANINGS = Path(__file__).with_name("columns.toml")
 """Meanings of the columns of each table."""
 ROWS_PER_FILE = 50_000
@@ -62,7 +68,9 @@ def packed(folder: Path, repo: str, *, results: Sequence[Path] = (), ledger: boo
     `results` are folders of `exgrpo evaluate` for the card of a run. Raises InputError for a folder that is neither a
     finished run nor a study, for a name that is no OWNER/NAME, and for what is private and cannot be taken out.
     """
-    check_name(repo)
+    hub = parse_hub_id(repo)
+    if hub is None or hub.repo != repo:
+        raise InputError(f"--to {repo} is no name of a repository: it must be OWNER/NAME, such as your-name/my-run.")
     private = Private.of(folder)
     with TemporaryDirectory(prefix="exgrpo-publish-") as staging:
         if is_run(folder):
@@ -88,8 +96,7 @@ def run_packages(
         raise InputError(f"{'; '.join(changes)}: restore it from a copy before others get it.")
     require_model(model)
     summary = read_summary(run / "summary.json")
-    scores = [*_own_scores(summary["heldout"]), *_scores_of_results(results)]
-    if not scores:
+    if not (scores := list(_scores(summary["heldout"], results))):
         raise InputError(
             f"{run} has no held-out figure for its card (data.heldout = 'none'): measure it with exgrpo evaluate "
             f"BENCHMARK --model {run}, then publish with --results FOLDER."
@@ -100,46 +107,42 @@ def run_packages(
         "questions": read_json(run / "environment.json", {"train_questions_sha256": str})["train_questions_sha256"],
     }
     with_ledger = ledger and config.replay.keeps_buffer and (run / record.LEDGER_FOLDER / IDENTITY_FILE).is_file()
-    about = {"repo": repo, "config": config, "data": _hub_data(config) or Path(config.data.train).name}
-    packages = []
-    if with_ledger:
-        package = Package(repo_type="dataset", origin=origin, folder=staging / "ledger", private=private)
-        packages.append(_with_ledger(package, run, about))
-    questions = read_questions(run / record.QUESTIONS_FILE).questions if (run / record.QUESTIONS_FILE).is_file() else ()
-    example = repr(questions[0].prompt[-1].content if questions else "What is 2 + 3?")
-    about |= {"scores": scores, "steps": summary["steps"], "example": example, "ledger": with_ledger}
-    package = Package(repo_type="model", origin=origin, folder=staging / "model", private=private)
-    return [*packages, _with_model(package, model, about)]
+    about = {
+        "repo": repo,
+        "config": config,
+        "data": _hub_data(config) or Path(config.data.train).name,
+        "scores": scores,
+        "steps": summary["steps"],
+        "example": repr(read_questions(run / record.QUESTIONS_FILE).questions[0].prompt[-1].content),
+        "ledger": with_ledger,
+    }
+    models = Package(repo_type="model", origin=origin, folder=staging / "model", private=private)
+    ledgers = Package(repo_type="dataset", origin=origin, folder=staging / "ledger", private=private)
+    return [*([_with_ledger(ledgers, run, about)] if with_ledger else []), _with_model(models, model, about)]
 
 
-def _own_scores(heldout: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The held-out scores that the run itself measured, as the card shows them."""
-    return [
-        score | {"set": heldout["set"], "when": f"{when} training", "remarks": remarks(score)}
-        for when in ("before", "after")
-        if (score := heldout[when])
-    ]
+def _scores(heldout: Mapping[str, Any], folders: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    """The held-out scores of the run itself, and those in results folders, as the card shows them.
 
-
-def _scores_of_results(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """The scores in results folders. Raises InputError for a folder that is none, or is not finished."""
-    scores = []
+    Raises InputError for a folder that is none, or is not finished.
+    """
+    for when in ("before", "after"):
+        if score := heldout[when]:
+            yield score | {"set": heldout["set"], "when": f"{when} training", "remarks": remarks(score)}
     for result in (result for folder in folders for result in results_in(folder)):
         file = result.path / "results.json"
         if not file.is_file():
             raise InputError(f"{result.path} is not finished: it has no results.json.")
         score = read_json(file, RESULT)
-        name = score["protocol"]["benchmark"]["name"]
-        own = {"set": name, "when": "after training", "pass_at_1": score["avg_at_k"], "samples": score["k"]}
-        scores.append(score | own)
-    return scores
+        own = {"set": score["protocol"]["benchmark"]["name"], "pass_at_1": score["avg_at_k"], "samples": score["k"]}
+        yield score | own | {"when": "after training"}
 
 
 def _with_model(package: Package, model: Path, about: Mapping[str, Any]) -> Package:
     """Weights and vocabulary from where they lie, the other files without what is private, and the card."""
     for path in sorted(model.iterdir()):
         if path.name.endswith(LINKED):
-            package.linked[path.name] = path
+            package.files[path.name] = path
         elif path.suffix in TEXTS:
             package.copy(path)
     base, card = _base(about["config"])
@@ -159,31 +162,27 @@ def _base(config: Config) -> tuple[str, dict[str, Any]]:
 
     Raises InputError where the card of a hub model cannot be had.
     """
-    source = config.backbone.source
-    folder, hub = Path(source), parse_hub_id(source)
-    name = config.backbone.name
+    from huggingface_hub import errors, hf_hub_download
+
+    name, folder, hub = config.backbone.name, Path(config.backbone.source), parse_hub_id(config.backbone.source)
     card: Mapping[str, Any] = {}
     if folder.is_dir():
         name, file = folder.name, folder / "README.md"
         card = read_card(file) if file.is_file() else {}
     elif hub is not None:
-        name, card = hub.repo, {**_hub_card(hub.repo, config.backbone.revision), "base_model": hub.repo}
+        name = hub.repo
+        try:
+            card = read_card(Path(hf_hub_download(hub.repo, "README.md", revision=config.backbone.revision)))
+        except errors.RemoteEntryNotFoundError:
+            pass  # a model without a card
+        except (errors.HTTPError, errors.HfHubHTTPError, OSError) as error:
+            raise InputError(
+                f"the card of the base model {hub.repo} cannot be fetched ({first_line(error)}), and its licence must "
+                "be kept: try again with a network, or fetch the model first."
+            ) from error
+        card = {**card, "base_model": hub.repo}
     kept = ("base_model", "license", "license_name", "license_link")
     return name, {key: card[key] for key in kept if card.get(key)}
-
-
-def _hub_card(repo: str, revision: str) -> Mapping[str, Any]:
-    from huggingface_hub import errors, hf_hub_download
-
-    try:
-        return read_card(Path(hf_hub_download(repo, "README.md", revision=revision)))
-    except errors.RemoteEntryNotFoundError:
-        return {}
-    except (errors.HTTPError, errors.HfHubHTTPError, OSError) as error:
-        raise InputError(
-            f"the card of the base model {repo} cannot be fetched ({first_line(error)}), and its licence must be kept: "
-            "try again with a network, or fetch the model first."
-        ) from error
 
 
 def _hub_data(config: Config) -> str:
@@ -202,15 +201,16 @@ def _with_ledger(package: Package, run: Path, about: Mapping[str, Any]) -> Packa
     if reader.dropped:
         raise InputError(f"{reader.folder} is whole up to step {reader.last_step} only: {reader.dropped}.")
     num_rows = _write_rows(package, run, about["config"].backbone.source, reader)
-    tables = {ROWS: f"{ROWS}/*.parquet"}
-    if (run / record.QUESTIONS_FILE).is_file():
-        _copy_questions(package, run / record.QUESTIONS_FILE)
-        tables["questions"] = record.QUESTIONS_FILE.as_posix()
-    package.copy(write_report(run, package.folder / "report.html"))
-    tables |= _write_tables(reader, package.folder / record.LEDGER_FOLDER)
+    _copy_questions(package, run / record.QUESTIONS_FILE)
+    package.copy(write_report(run, package.place("report.html")))
+    tables = {
+        ROWS: f"{ROWS}/*.parquet",
+        "questions": record.QUESTIONS_FILE.as_posix(),
+        **_write_tables(package, reader),
+    }
     tokenizer = Path("model", record.TOKENIZER_FILE)
     if (run / tokenizer).is_file():
-        package.linked[tokenizer.as_posix()] = run / tokenizer
+        package.files[tokenizer.as_posix()] = run / tokenizer
     meanings = tomllib.loads(MEANINGS.read_text(encoding="utf-8"))
     columns = {name: meanings[name] for name in tables}
     front = {"tags": ["exgrpo", "reinforcement-learning", "experience-replay"]}
@@ -222,11 +222,10 @@ def _write_rows(package: Package, run: Path, source: str, reader: LedgerReader) 
 
     Raises InputError for a response or question that holds something private.
     """
-    table, folder = reader.trajectories(), package.folder / ROWS
-    folder.mkdir()
+    table = reader.trajectories()
     for number, begin in enumerate(range(0, len(table), ROWS_PER_FILE)):
-        part = table.slice(begin, ROWS_PER_FILE)
-        with pq.ParquetWriter(folder / f"train-{number:05d}.parquet", ROW_SCHEMA, compression="zstd") as file:
+        path, part = package.place(f"{ROWS}/train-{number:05d}.parquet"), table.slice(begin, ROWS_PER_FILE)
+        with pq.ParquetWriter(path, ROW_SCHEMA, compression="zstd") as file:
             for first in range(0, len(part), BATCH):
                 rows = part.slice(first, BATCH)
                 more = _texts_and_bodies(run, source, reader, rows, package.private)
@@ -247,9 +246,8 @@ def _texts_and_bodies(
     return [*asked, [responses.get(each) for each in ids], *map(list, zip(*reader.bodies(ids), strict=True))]
 
 
-def _write_tables(reader: LedgerReader, folder: Path) -> dict[str, str]:
-    """Write each table of the ledger but the bodies as one part under `folder`; returns files by table, of those with
-    rows.
+def _write_tables(package: Package, reader: LedgerReader) -> dict[str, str]:
+    """Write each table of the ledger but the bodies as one part; returns files by table, of those with rows.
 
     One part each, since `datasets` cannot read the parts of steps in which nothing happened.
     """
@@ -258,24 +256,96 @@ def _write_tables(reader: LedgerReader, folder: Path) -> dict[str, str]:
     totals = {name: len(rows) for name, rows in tables.items()}
     totals[BODIES] = totals[TRAJECTORIES]
     for name, rows in tables.items():
-        path = part_path(folder, name, first_step, reader.last_step)
         if len(rows) or name == EVENTS:
-            path.parent.mkdir(parents=True)
-            with path.open("wb") as file:
-                own_totals = totals if name == EVENTS else None
-                write_parquet(file, rows, schema_with_metadata(name, reader.last_step, own_totals))
-    write_json(folder / IDENTITY_FILE, asdict(reader.identity))
-    return {name: f"{folder.name}/{name}/*.parquet" for name in tables if totals[name] and name != TRAJECTORIES}
+            path = part_path(Path(record.LEDGER_FOLDER), name, first_step, reader.last_step)
+            schema = schema_with_metadata(name, reader.last_step, totals if name == EVENTS else None)
+            with package.place(path.as_posix()).open("wb") as file:
+                write_parquet(file, rows, schema)
+    package.copy(reader.folder / IDENTITY_FILE, f"{record.LEDGER_FOLDER}/{IDENTITY_FILE}")
+    return {
+        name: f"{record.LEDGER_FOLDER}/{name}/*.parquet" for name in tables if totals[name] and name != TRAJECTORIES
+    }
 
 
 def _copy_questions(package: Package, source: Path) -> None:
     """The question file with the names of its sources alone, and without how it was made."""
-    private, target = package.private, package.folder / record.QUESTIONS_FILE
     questions = [
-        replace(question, source=private.redact(question.source, str(source)))
+        replace(question, source=package.private.redact(question.source, str(source)))
         for question in read_questions(source).questions
     ]
     texts = ("\n".join([*(turn.content for turn in question.prompt), question.answer]) for question in questions)
-    private.check_rows(texts, str(source))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_questions(target, questions, {})
+    package.private.check_rows(texts, str(source))
+    write_questions(package.place(record.QUESTIONS_FILE.as_posix()), questions, {})
+
+
+def study_package(folder: Path, repo: str, staged: Path, private: Private) -> Package:
+    """The repository of a study, its files under `staged`. Raises InputError where no run has finished."""
+    study, _ = read_study(folder)
+    report = compare_runs(study)
+    if not report["arms"]:
+        raise InputError(
+            f"{folder} is neither a run (no config.toml) nor a study with a run that has finished "
+            "(ARM/seed-N/config.toml): there is nothing to publish."
+        )
+    baseline = ", ".join(study.baselines)
+    # More seeds or arms make no other study of it.
+    backbone = {"backbone": study.runs[0].config.backbone.name} if study.runs else {}
+    origin = {"study": study.name, **backbone, "baseline": baseline}
+    package = Package(repo_type="dataset", origin=origin, folder=staged, private=private)
+    runs, steps = [], []
+    for run in (run for run in study.runs if run.state == "finished"):
+        key = {"arm": run.arm.name, "seed": run.seed}
+        runs.append(key | _flat(read_json(run.folder / "summary.json")))
+        steps += [key | line for line in journal_lines(run.folder / "metrics.jsonl")]
+        package.copy(run.folder / "config.toml", f"configs/{run.folder.parent.name}-{run.folder.name}.toml")
+    runs += [_result_row(arm, seed, result) for (arm, seed), result in carried(study).items()]
+    tables = {"runs": runs, "steps": steps} if steps else {"runs": runs}
+    for name, rows in tables.items():
+        _write_table(package, f"{name}.parquet", rows)
+    for path in sorted(path for path in folder.iterdir() if path.suffix in STUDY_TEXTS):
+        package.copy(path)
+    for path in sorted((folder / RESULTS_FOLDER).glob("*.json")):
+        package.copy(path, f"{RESULTS_FOLDER}/{path.name}")
+    package.copy(write_report(folder, package.place("report.html")))
+    front = {"tags": ["exgrpo", "reinforcement-learning", "ablation"]}
+    files, table = {name: f"{name}.parquet" for name in tables}, markdown(score_rows(report))
+    return package.finish("study.md.j2", front, files, repo=repo, table=table, baseline=baseline)
+
+
+def _result_row(arm: str, seed: int, result: RunResult) -> dict[str, Any]:
+    """The final figures of a run whose result alone is known, as far as that goes."""
+    scores = {"before": result.before, "after": result.after}
+    return {
+        "arm": arm,
+        "seed": seed,
+        "steps": result.totals.steps,
+        **{f"heldout/{k}/pass_at_1": float(each.mean()) / result.samples for k, each in scores.items() if len(each)},
+        "heldout/after/questions": len(result.after),
+        "tokens/generated": result.totals.generated,
+        "tokens/trained": result.totals.trained,
+        "wall_seconds/total": result.totals.seconds,
+    }
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested objects as one, keys joined with "/"."""
+    rows: dict[str, Any] = {}
+    for key, value in values.items():
+        rows |= _flat(value, f"{prefix}{key}/") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return rows
+
+
+def _write_table(package: Package, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Rows as Parquet without what is private, a column for every key of any row."""
+    texts = (json.dumps(row, ensure_ascii=False) for row in rows)
+    public = [json.loads(package.private.redact(text, name)) for text in texts]
+    names = dict.fromkeys(key for row in public for key in row)
+    pq.write_table(pa.table({key: _column([row.get(key) for row in public]) for key in names}), package.place(name))
+
+
+def _column(values: list[Any]) -> pa.Array:
+    """Values of one type, whole numbers beside fractions as fractions; what is mixed otherwise as text."""
+    try:
+        return pa.array(values)
+    except pa.ArrowException:
+        return pa.array([None if value is None else str(value) for value in values])
