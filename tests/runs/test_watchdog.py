@@ -35,19 +35,15 @@ def rank(folder: Path, number: int, seconds: float, kind: str = "") -> subproces
     return process
 
 
-def test_a_phase_past_its_deadline_ends_the_rank_with_its_name_and_the_stacks_of_all_ranks(tmp_path):
-    patient, late = rank(tmp_path, 1, 600.0), rank(tmp_path, 0, 1.0)
-    _, error = late.communicate(timeout=60)
-    assert late.returncode == 1
-    assert error.startswith("exgrpo: rank 0 has been in phase 'rollout' for ")
-    assert "run.phase_timeout" in error
-    assert error.count("\n") == 1
-    own, other = ((tmp_path / "stacks" / f"rank-{number}.txt").read_text() for number in (0, 1))
-    assert "UTC: rank 0 has been in phase 'rollout' for " in own and "wait_for_nobody" in own
-    # The late one has waited for it.
-    assert "another rank has given up" in other and "wait_for_nobody" in other
-    patient.kill()
-    patient.communicate()
+def test_a_phase_past_its_deadline_ends_the_rank_with_its_name_and_leaves_the_stacks_of_all_that_hang(tmp_path):
+    late = [rank(tmp_path, number, 1.0) for number in range(2)]
+    for number, process in enumerate(late):
+        _, error = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert error.startswith(f"exgrpo: rank {number} has been in phase 'rollout' for ")
+        assert "run.phase_timeout" in error and error.count("\n") == 1
+        stacks = (tmp_path / "stacks" / f"rank-{number}.txt").read_text()
+        assert f"UTC: rank {number} has been in phase 'rollout' for " in stacks and "wait_for_nobody" in stacks
 
 
 def test_the_time_for_which_a_terminal_stopped_the_process_does_not_count(tmp_path):
@@ -75,11 +71,3 @@ def test_a_rank_that_does_not_see_the_run_folder_makes_none(tmp_path):
     with Watchdog(tmp_path / "elsewhere", rank=1, seconds=1.0) as watchdog, watchdog.phase("update"):
         pass
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_request_of_an_earlier_run_is_forgotten(tmp_path):
-    (tmp_path / "stacks").mkdir()
-    (tmp_path / "stacks" / "wanted").touch()
-    with Watchdog(tmp_path, rank=0, seconds=1.0), Watchdog(tmp_path, rank=1, seconds=1.0):
-        time.sleep(0.6)
-    assert list((tmp_path / "stacks").iterdir()) == []

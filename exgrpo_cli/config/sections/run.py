@@ -39,8 +39,8 @@ class RunSettings:
     rank_timeout: float = setting(60.0, POSITIVE, role="machine", resumable=True)
     """Minutes that ranks wait for one of them before the run ends: more than their rollouts end apart."""
     phase_timeout: float = setting(120.0, NON_NEGATIVE, role="machine")
-    """Minutes a phase (rollout, update, sync, validation, ...) may last before the run ends with the stacks of all its
-    ranks in `stacks/`; 0 waits without limit."""
+    """Minutes a phase (rollout, update, sync, validation, ...) may last before the run ends with the stacks of ranks
+    that hang in `stacks/`; 0 waits without limit."""
     save_every: int = setting(25, POSITIVE, role="machine")
     """Steps between checkpoints; the last step is always saved."""
     keep_checkpoints: int = setting(2, NON_NEGATIVE, role="machine")
