@@ -46,13 +46,8 @@ STUDY_TEXTS = (".json", ".md", ".csv")
 MEANINGS = Path(__file__).with_name("columns.toml")
 """Meanings of the columns of each table."""
 ROWS_PER_FILE = 50_000
-ROW_SCHEMA = pa.schema(
-    [
-        *SCHEMAS[TRAJECTORIES],
-        *(pa.field(name, pa.string()) for name in ("question", "answer", "response")),
-        *list(SCHEMAS[BODIES])[1:],
-    ]
-)
+WORDS = [pa.field(name, pa.string()) for name in ("question", "answer", "response")]
+ROW_SCHEMA = pa.schema([*SCHEMAS[TRAJECTORIES], *WORDS, *list(SCHEMAS[BODIES])[1:]])
 RESULT: Shape = {
     "protocol": {"benchmark": {"name": str}},
     **dict.fromkeys(("avg_at_k", "low", "high"), NUMBER),
@@ -107,10 +102,12 @@ def run_packages(
         "questions": read_json(run / "environment.json", {"train_questions_sha256": str})["train_questions_sha256"],
     }
     with_ledger = ledger and config.replay.keeps_buffer and (run / record.LEDGER_FOLDER / IDENTITY_FILE).is_file()
+    data = None if Path(config.data.train).exists() else parse_hub_id(config.data.train)
     about = {
         "repo": repo,
         "config": config,
-        "data": _hub_data(config) or Path(config.data.train).name,
+        "data": data.repo if data else Path(config.data.train).name,
+        "hub_data": data and data.repo,
         "scores": scores,
         "steps": summary["steps"],
         "example": repr(read_questions(run / record.QUESTIONS_FILE).questions[0].prompt[-1].content),
@@ -152,7 +149,7 @@ def _with_model(package: Package, model: Path, about: Mapping[str, Any]) -> Pack
         "tags": ["exgrpo", "reinforcement-learning", "rlvr"],
         **card,
         "base_model_relation": "finetune" if "base_model" in card else None,
-        "datasets": _hub_data(about["config"]) or None,
+        "datasets": about["hub_data"],
     }
     return package.finish("model.md.j2", front, {}, base=base, **about)
 
@@ -183,12 +180,6 @@ def _base(config: Config) -> tuple[str, dict[str, Any]]:
         card = {**card, "base_model": hub.repo}
     kept = ("base_model", "license", "license_name", "license_link")
     return name, {key: card[key] for key in kept if card.get(key)}
-
-
-def _hub_data(config: Config) -> str:
-    """The hub id of the training questions; empty where they are not from the hub."""
-    hub = None if Path(config.data.train).exists() else parse_hub_id(config.data.train)
-    return hub.repo if hub else ""
 
 
 def _with_ledger(package: Package, run: Path, about: Mapping[str, Any]) -> Package:
@@ -228,14 +219,12 @@ def _write_rows(package: Package, run: Path, source: str, reader: LedgerReader) 
         with pq.ParquetWriter(path, ROW_SCHEMA, compression="zstd") as file:
             for first in range(0, len(part), BATCH):
                 rows = part.slice(first, BATCH)
-                more = _texts_and_bodies(run, source, reader, rows, package.private)
+                more = _other_columns(run, source, reader, rows, package.private)
                 file.write_table(pa.table([*rows.columns, *more], schema=ROW_SCHEMA))
     return len(table)
 
 
-def _texts_and_bodies(
-    run: Path, source: str, reader: LedgerReader, rows: pa.Table, private: Private
-) -> list[list[Any]]:
+def _other_columns(run: Path, source: str, reader: LedgerReader, rows: pa.Table, private: Private) -> list[list[Any]]:
     """Columns of a published trajectory beside the ledger's: texts, token ids, log-probs."""
     ids, owners = (rows.column(name).to_pylist() for name in ("trajectory_id", "question_id"))
     questions, responses = record.question_texts(run, sorted(set(owners))), record.response_texts(run, source, ids)
@@ -251,20 +240,18 @@ def _write_tables(package: Package, reader: LedgerReader) -> dict[str, str]:
 
     One part each, since `datasets` cannot read the parts of steps in which nothing happened.
     """
-    tables = {name: reader.table(name) for name in TABLES if name != BODIES}
+    folder, tables = Path(record.LEDGER_FOLDER), {name: reader.table(name) for name in TABLES if name != BODIES}
     first_step, _ = steps_of(list_parts(reader.folder, EVENTS)[0])
     totals = {name: len(rows) for name, rows in tables.items()}
     totals[BODIES] = totals[TRAJECTORIES]
     for name, rows in tables.items():
         if len(rows) or name == EVENTS:
-            path = part_path(Path(record.LEDGER_FOLDER), name, first_step, reader.last_step)
+            path = part_path(folder, name, first_step, reader.last_step)
             schema = schema_with_metadata(name, reader.last_step, totals if name == EVENTS else None)
             with package.place(path.as_posix()).open("wb") as file:
                 write_parquet(file, rows, schema)
-    package.copy(reader.folder / IDENTITY_FILE, f"{record.LEDGER_FOLDER}/{IDENTITY_FILE}")
-    return {
-        name: f"{record.LEDGER_FOLDER}/{name}/*.parquet" for name in tables if totals[name] and name != TRAJECTORIES
-    }
+    package.copy(reader.folder / IDENTITY_FILE, f"{folder}/{IDENTITY_FILE}")
+    return {name: f"{folder}/{name}/*.parquet" for name in tables if totals[name] and name != TRAJECTORIES}
 
 
 def _copy_questions(package: Package, source: Path) -> None:
@@ -302,10 +289,9 @@ def study_package(folder: Path, repo: str, staged: Path, private: Private) -> Pa
     tables = {"runs": runs, "steps": steps} if steps else {"runs": runs}
     for name, rows in tables.items():
         _write_table(package, f"{name}.parquet", rows)
-    for path in sorted(path for path in folder.iterdir() if path.suffix in STUDY_TEXTS):
-        package.copy(path)
-    for path in sorted((folder / RESULTS_FOLDER).glob("*.json")):
-        package.copy(path, f"{RESULTS_FOLDER}/{path.name}")
+    texts = (path for path in folder.iterdir() if path.suffix in STUDY_TEXTS)
+    for path in sorted([*texts, *(folder / RESULTS_FOLDER).glob("*.json")]):
+        package.copy(path, path.relative_to(folder).as_posix())
     package.copy(write_report(folder, package.place("report.html")))
     front = {"tags": ["exgrpo", "reinforcement-learning", "ablation"]}
     files, table = {name: f"{name}.parquet" for name in tables}, markdown(score_rows(report))

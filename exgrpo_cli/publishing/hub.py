@@ -72,11 +72,10 @@ def _upload(package: Package, repo: str, *, old: Sequence[str], private: bool) -
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants
 
     api, files = HfApi(), package.files
-    with _explained(repo, under_way=False):
-        api.create_repo(repo, repo_type=package.repo_type, private=private, exist_ok=True)
     add = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in sorted(files.items())]
     delete = [CommitOperationDelete(path_in_repo=name) for name in old if name not in files]
     with _explained(repo, under_way=True):
+        api.create_repo(repo, repo_type=package.repo_type, private=private, exist_ok=True)
         api.create_commit(repo, [*add, *delete], commit_message="Publish with exgrpo", repo_type=package.repo_type)
     return f"{constants.ENDPOINT}/{'datasets/' if package.repo_type == 'dataset' else ''}{repo}"
 

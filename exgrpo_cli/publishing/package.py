@@ -22,29 +22,31 @@ METADATA_FILES = ("config.toml", "metrics.jsonl", "summary.json", "environment.j
 """Files in which a run describes itself."""
 SECRET_NAME = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$")
 """Ends of the names of environment variables whose values are secret."""
-SECRET = re.compile(
-    r"\b(hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{30,}|AKIA[A-Z0-9]{16}|xox[abp]-[A-Za-z0-9-]{20,})"
+SECRET = (
+    r"\b(hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{30,}"
+    r"|AKIA[A-Z0-9]{16}|xox[abp]-[A-Za-z0-9-]{20,})"
 )
 """Tokens of the hub, GitHub, OpenAI and Anthropic, Amazon, Slack by their look."""
 LEAST_SECRET = 8
 """Characters; a shorter value of a variable is in texts by chance."""
 LEAST_HOST = 4
 ABSOLUTE_PATH = re.compile(r"(?<![\w.~/<])/(?!/)(?:[\w.@+~-]+/)+[\w.@+~-]*")
+WHOLE = r"(?<![\w-]){}(?![\w-])"
+"""Form of a pattern that finds no part of a longer word."""
 URL_HOST = re.compile(r"(?<=://)(?!huggingface\.co\b)[\w.:@-]*\w")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Private:
-    """Private words of this machine, in this run; of each kind the longest first."""
+    """Patterns of what is private to this machine, in this run."""
 
-    folders: tuple[str, ...]
-    """Absolute ones."""
-    hosts: tuple[str, ...]
-    """Names of this machine."""
-    servers: tuple[str, ...]
-    """Hosts of addresses in the settings and the journal; in data they may be anybody's."""
-    secrets: tuple[str, ...]
-    """Values of variables, in every form that `_forms` gives."""
+    secrets: "re.Pattern[str]"
+    folders: "re.Pattern[str]"
+    """Absolute ones, with the rest of a path in them."""
+    hosts: "re.Pattern[str]"
+    """Names of this machine, and hosts of addresses in the settings and the journal."""
+    here: "re.Pattern[str]"
+    """Folders and names of this machine, which data may not have; other hosts may be anybody's there."""
 
     @classmethod
     def of(cls, folder: Path, environment: Mapping[str, str] = os.environ) -> "Private":
@@ -56,14 +58,15 @@ class Private:
         nodes = {platform.node(), environment.get("HOSTNAME", ""), environment.get("SLURMD_NODENAME", "")}
         hosts = {host for node in nodes for host in (node, node.partition(".")[0]) if len(host) >= LEAST_HOST}
         told = (path for name in METADATA_FILES for place in ("", "*/seed-*/") for path in folder.glob(place + name))
-        servers = (host for path in told for host in URL_HOST.findall(path.read_text(errors="replace")))
+        servers = {host for path in told for host in URL_HOST.findall(path.read_text(errors="replace"))}
         secrets = {value for name, value in environment.items() if SECRET_NAME.search(name)} | {get_token() or ""}
         written = {form for secret in secrets if len(secret) >= LEAST_SECRET for form in _forms(secret)}
+        hosts -= {"localhost"}
         return cls(
-            folders=_longest_first(map(str, folders)),
-            hosts=_longest_first(hosts - {"localhost"}),
-            servers=_longest_first(servers),
-            secrets=_longest_first(written),
+            secrets=re.compile(f"{SECRET}|{_any_of(written)}"),
+            folders=re.compile(_any_of(map(str, folders)) + r"(?![\w-])[^\s\"'<>,;:]*"),
+            hosts=re.compile(WHOLE.format(_any_of(servers | hosts))),
+            here=re.compile(WHOLE.format(_any_of({*map(str, folders), *hosts}))),
         )
 
     def redact(self, text: str, where: str) -> str:
@@ -72,41 +75,32 @@ class Private:
         Raises InputError, naming `where` and not the secret, for a text with one.
         """
         self._refuse_secrets(text, where)
-        for folder in self.folders:
-            text = re.sub(re.escape(folder) + r"(?![\w-])[^\s\"'<>,;:]*", lambda match: Path(match[0]).name, text)
-        text = ABSOLUTE_PATH.sub(lambda match: Path(match[0]).name, text)
-        for host in (*self.servers, *self.hosts):
-            text = _whole(host).sub("host", text)
-        return text
+        for paths in (self.folders, ABSOLUTE_PATH):
+            text = paths.sub(lambda match: Path(match[0]).name, text)
+        return self.hosts.sub("host", text)
 
     def check_rows(self, texts: Iterable[str], where: str) -> None:
         """Raise InputError for a row with a secret, this host's name or one of its folders: rows are not changed."""
         for row, text in enumerate(texts):
             self._refuse_secrets(text, f"{where}, row {row}")
-            names = (name for name in (*self.folders, *self.hosts) if name in text)
-            found = next((name for name in names if _whole(name).search(text)), None)
-            if found is not None:
+            if found := self.here.search(text):
                 raise InputError(
-                    f"{where}, row {row} has {found!r} of this machine in it: it would be published. Leave the row's "
-                    "question out of the training set, or publish without the ledger (--no-ledger)."
+                    f"{where}, row {row} has {found[0]!r} of this machine in it: it would be published. Leave the "
+                    "row's question out of the training set, or publish without the ledger (--no-ledger)."
                 )
 
     def _refuse_secrets(self, text: str, where: str) -> None:
-        match = SECRET.search(text)
-        known = match[0] if match else next((secret for secret in self.secrets if secret in text), None)
-        if known is not None:
+        if found := self.secrets.search(text):
             raise InputError(
-                f"{where} holds a secret that begins with {known[:4]!r}: nothing was published. Remove it there, and "
-                "replace it where it is valid."
+                f"{where} holds a secret that begins with {found[0][:4]!r}: nothing was published. Remove it there, "
+                "and replace it where it is valid."
             )
 
 
-def _longest_first(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(set(names), key=len, reverse=True))
-
-
-def _whole(name: str) -> "re.Pattern[str]":
-    return re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
+def _any_of(names: Iterable[str]) -> str:
+    """Pattern of any of the names, the longest first; of no names it matches nothing."""
+    listed = sorted(names, key=len, reverse=True)
+    return f"(?:{'|'.join(map(re.escape, listed)) or '(?!)'})"
 
 
 def _forms(secret: str) -> set[str]:
@@ -153,8 +147,7 @@ class Package:
             {"config_name": name, "data_files": path, "default": name == default} for name, path in tables.items()
         ]
         data = CardData(**front, configs=configs or None)
-        path = Path(__file__).with_name(template)
-        card = RepoCard.from_template(data, template_path=str(path), **values)
+        card = RepoCard.from_template(data, template_path=str(Path(__file__).with_name(template)), **values)
         self.write("README.md", str(card), "the card")
         self.write(MARKER, json.dumps(self.origin, indent=2) + "\n", "the name of the run or study")
         return self
