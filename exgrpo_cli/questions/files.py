@@ -80,14 +80,6 @@ def parquet_schema(file: Path) -> pa.Schema:
         return pq.read_schema(file)
 
 
-def count_rows(file: Path) -> int:
-    """Rows of a file: what a parquet file says; the other formats are read for it."""
-    if _format_of(file) != ".parquet":
-        return sum(1 for _ in iter_rows(file))
-    with _explained(file):
-        return int(pq.read_metadata(file).num_rows)
-
-
 def _format_of(file: Path) -> str:
     """`.jsonl` of `train.jsonl.gz`; empty for a file that is no question file."""
     return suffix_of(file.name).removesuffix(".gz").removesuffix(".zst")

@@ -32,7 +32,7 @@ from exgrpo_cli.questions.audit import (
     one_line,
     sift,
 )
-from exgrpo_cli.questions.files import count_rows, iter_rows, stem_of
+from exgrpo_cli.questions.files import iter_rows, stem_of
 from exgrpo_cli.questions.layouts import MULTIPLE_CHOICE, Layout, NamedFields, UnusableRow, recognise
 from exgrpo_cli.questions.made import make_split
 from exgrpo_cli.questions.prompts import PromptLimit
@@ -51,7 +51,6 @@ from exgrpo_cli.questions.sources import Source, default_name, open_source
 
 DATA_FOLDER = Path("data")
 _SAMPLE_ROWS = 20
-_PROGRESS_ROWS = 500
 _NEAR = 0.8
 """Jaccard similarity from which two questions are reported as almost the same."""
 
@@ -156,13 +155,23 @@ def heldout_beside(file: Path) -> Path:
 
 
 def outputs_of(source: str, output: Path, options: PrepareOptions) -> list[Path]:
-    """The files that `prepare` writes; raises InputError where one cannot be, or a split is asked for twice."""
+    """The files that `prepare` writes.
+
+    Raises InputError where writing one would fail or destroy what cannot be made again, or a split is asked for twice.
+    """
     if is_made(source) and options.split is not None:
         raise InputError(f"--split does nothing here: {source} brings held-out questions of its own.")
-    two = is_made(source) or options.split is not None
-    outputs = [output, heldout_beside(output)] if two else [output]
+    outputs = [output]
+    if is_made(source) or options.split is not None:
+        outputs.append(heldout_beside(output))
     for path in outputs:
-        _check_output(source, path)
+        if path.exists() and Path(source).exists() and path.samefile(source):
+            raise InputError(f"--output {path} is the source itself: name another file.")
+        if path.exists() and not is_prepared(read_metadata(path)):
+            raise InputError(f"--output {path} exists and was not made by `exgrpo prepare`: name another file.")
+        if path.suffix.lower() != ".parquet":
+            raise InputError(f"--output {path} would be a parquet file: name it {stem_of(path)}.parquet.")
+        require_writable(path)
     return outputs
 
 
@@ -174,36 +183,26 @@ def prepare(source: str, output: Path, options: PrepareOptions, progress: Progre
     """
     started = time.perf_counter()
     outputs = outputs_of(source, output, options)
-    reports = []
-    for path, report in zip(outputs, _read(source, options, progress), strict=False):
-        questions = _audit(report, options, progress)
-        if not questions:
-            found = [
-                f"{count} {reason} ({report.dropped.examples[reason][0]})" for reason, count in report.dropped.items()
-            ]
-            raise InputError(f"{source}: none of the {report.num_read} rows is left: {'; '.join(found)}.")
-        seconds = time.perf_counter() - started
-        reports.append(replace(report, output=path, questions=questions, seconds=seconds))
+    if is_made(source):
+        reports = [
+            PrepareReport(
+                source=Source(name=source, split=name, files=()), layout="built-in", num_read=len(part), questions=part
+            )
+            for name, part in zip(("train", "held-out"), make_split(source, options.made), strict=True)
+        ]
+    else:
+        reports = [read_source(source, options.fields, progress)]
+    reports = [_audit(source, report, options, progress) for report in reports]
     beside: list[dict[str, str]] = [{}, {}]
     if options.split is not None:
-        parts = zip(outputs, split_questions(reports[0].questions, options.split), strict=True)
-        reports = [replace(reports[0], output=path, questions=part) for path, part in parts]
+        reports = [replace(reports[0], questions=part) for part in split_questions(reports[0].questions, options.split)]
         beside = [{"heldout": outputs[1].name}, {"heldout_of": output.name}]
+    seconds = time.perf_counter() - started
+    reports = [replace(report, output=path, seconds=seconds) for path, report in zip(outputs, reports, strict=True)]
     # The held-out file first: a training file that names it must find it.
     for report, names in reversed(list(zip(reports, beside, strict=False))):
         write_questions(report.output, report.questions, {**_metadata(report, options), **names}, options.layout)
     return reports
-
-
-def _read(source: str, options: PrepareOptions, progress: Progress) -> Iterator[PrepareReport]:
-    """The questions of a source; of a made one training and held-out questions."""
-    if not is_made(source):
-        yield read_source(source, options.fields, progress)
-        return
-    split = make_split(source, options.made)
-    for name, part in (("train", split.train), ("held-out", split.heldout)):
-        made = Source(name=source, split=name, files=())
-        yield PrepareReport(source=made, layout="built-in", num_read=len(part), questions=part)
 
 
 def seed_of(source: str, options: PrepareOptions) -> int | None:
@@ -229,9 +228,20 @@ def read_source(text: str, fields: NamedFields, progress: Progress) -> PrepareRe
     if len(named) > 1:
         found = " and ".join(f"{file} has the {name} layout" for name, file in named.items())
         raise InputError(f"{found}: prepare them one by one.")
-    total, dropped = sum(count_rows(file) for file in source.files), Tally()
-    questions, num_folded = fold(_iter_questions(layouts, source.name, total, dropped, progress))
-    progress(total, total, "reading rows")
+    dropped = Tally()
+
+    def placed() -> Iterator[tuple[str, Question]]:
+        for number, (file, layout) in enumerate(layouts.items()):
+            progress(number, len(layouts), "reading files")
+            for place, row in iter_rows(file, layout.wanted):
+                where = f"{file}: row {place}"
+                try:
+                    yield where, layout.question(row, source.name)
+                except UnusableRow as error:
+                    dropped.add(str(error), f"{where}: {one_line(str(dict(row)))}")
+        progress(len(layouts), len(layouts), "reading files")
+
+    questions, num_folded = fold(placed())
     return PrepareReport(
         source=source,
         layout=next(iter(named)),
@@ -240,20 +250,6 @@ def read_source(text: str, fields: NamedFields, progress: Progress) -> PrepareRe
         num_folded=num_folded,
         dropped=dropped,
     )
-
-
-def _iter_questions(
-    layouts: Mapping[Path, Layout], source: str, total: int, dropped: Tally, progress: Progress
-) -> Iterator[tuple[str, Question]]:
-    rows = ((file, number, row) for file, layout in layouts.items() for number, row in iter_rows(file, layout.wanted))
-    for num_read, (file, number, row) in enumerate(rows):
-        if num_read % _PROGRESS_ROWS == 0:
-            progress(num_read, total, "reading rows")
-        place = f"{file}: row {number}"
-        try:
-            yield place, layouts[file].question(row, source)
-        except UnusableRow as error:
-            dropped.add(str(error), f"{place}: {one_line(str(dict(row)))}")
 
 
 def split_questions(
@@ -280,8 +276,11 @@ def split_questions(
     return train, heldout
 
 
-def _audit(report: PrepareReport, options: PrepareOptions, progress: Progress) -> list[Question]:
-    """The questions that pass every check; the others are counted as dropped, and findings about them as marked."""
+def _audit(source: str, report: PrepareReport, options: PrepareOptions, progress: Progress) -> PrepareReport:
+    """The report with the questions that pass every check; the others are counted as dropped, findings as marked.
+
+    Raises InputError where none is left.
+    """
     grading, limit, questions, dropped = options.grading, options.prompt_limit, report.questions, report.dropped
     if report.layout == MULTIPLE_CHOICE and grading.grader == "math":
         grading = replace(grading, grader="choice")
@@ -293,20 +292,11 @@ def _audit(report: PrepareReport, options: PrepareOptions, progress: Progress) -
         questions = sift(questions, check, "comparing with benchmarks", dropped, progress)
     if limit is not None:
         questions = sift(questions, limit.reasons, "counting prompt tokens", dropped, progress)
-    if questions:
-        mark_near_duplicates(questions, report.marked, progress, threshold=_NEAR)
-    return questions
-
-
-def _check_output(source: str, output: Path) -> None:
-    """Raises InputError where writing `output` would fail or destroy what `prepare` cannot make again."""
-    if output.exists() and Path(source).exists() and output.samefile(source):
-        raise InputError(f"--output {output} is the source itself: name another file.")
-    if output.exists() and not is_prepared(read_metadata(output)):
-        raise InputError(f"--output {output} exists and was not made by `exgrpo prepare`: name another file.")
-    if output.suffix.lower() != ".parquet":
-        raise InputError(f"--output {output} would be a parquet file: name it {stem_of(output)}.parquet.")
-    require_writable(output)
+    if not questions:
+        found = [f"{count} {reason} ({dropped.examples[reason][0]})" for reason, count in dropped.items()]
+        raise InputError(f"{source}: none of the {report.num_read} rows is left: {'; '.join(found)}.")
+    mark_near_duplicates(questions, report.marked, progress, threshold=_NEAR)
+    return replace(report, questions=questions)
 
 
 def _metadata(report: PrepareReport, options: PrepareOptions) -> dict[str, Any]:

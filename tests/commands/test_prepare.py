@@ -89,7 +89,7 @@ def test_questions_of_a_benchmark_are_left_out_whatever_its_layout(folder, capsy
     assert run(["prepare", *questions(folder, 1, 2, 3, 4), "--decontaminate", named, "--json"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["counts"]["dropped"] == dropped
-    assert "reading rows: 4/4" in said.err
+    assert "reading files: 1/1" in said.err
 
 
 def test_ctrl_c_says_how_to_go_on(folder):

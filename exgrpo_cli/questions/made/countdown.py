@@ -5,13 +5,14 @@ long to say. A question of level n has n numbers from 1 to 9, each to be used on
 expression that gives the target is right (`exgrpo_cli.grading.verifiers`).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.sections.data import CountdownSettings
-from exgrpo_cli.questions.made.pools import Pool, Split, distinct, draw_split, made_question, pool_of_key
+from exgrpo_cli.questions.made.pools import Pool, Split, draw_split, made_question, pool_of_key
 
 SOURCE = "countdown"
 _NUMBERS = range(1, 10)
@@ -53,7 +54,15 @@ def make_countdown(settings: CountdownSettings) -> Split:
 
     Raises InputError where a level has fewer than are asked for.
     """
-    return draw_split(settings, distinct("Countdown questions", _draw))
+
+    def draws(level: int, pool: Pool, rng: np.random.Generator) -> Iterator[Question]:
+        while True:
+            attempt = draw_solved(level, pool, rng)
+            asked = {"verifier": SOURCE, "numbers": sorted(attempt.numbers), "target": attempt.result}
+            text = prompt_text(attempt.numbers, attempt.result)
+            yield made_question(SOURCE, text, attempt.expression(), level=level, metadata=asked)
+
+    return draw_split(settings, "Countdown questions", draws)
 
 
 def draw_solved(level: int, pool: Pool, rng: np.random.Generator) -> Attempt:
@@ -87,10 +96,3 @@ def write_search(solution: Attempt, failures: int, rng: np.random.Generator) -> 
     attempts = [draw_attempt(solution.numbers, rng) for _ in range(int(rng.integers(failures + 1)))]
     missed = [line for attempt in attempts if attempt.result != solution.result for line in (*attempt.lines(), "no")]
     return "\n".join([*missed, *solution.lines()])
-
-
-def _draw(level: int, pool: Pool, rng: np.random.Generator) -> Question:
-    attempt = draw_solved(level, pool, rng)
-    asked = {"verifier": SOURCE, "numbers": sorted(attempt.numbers), "target": attempt.result}
-    text = prompt_text(attempt.numbers, attempt.result)
-    return made_question(SOURCE, text, attempt.expression(), level=level, metadata=asked)

@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,18 +27,15 @@ class Pool(Enum):
     WARM_START = range(13, 16)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Split:
+class Split(NamedTuple):
     """Questions of the same kind, none of them in both lists."""
 
     train: list[Question]
     heldout: list[Question]
 
 
-Draw = Callable[[int, Pool, np.random.Generator], Question]
-"""One question of a level and a pool."""
-DrawMany = Callable[[int, int, Pool, np.random.Generator], list[Question]]
-"""So many different ones of a level and a pool."""
+Draws = Callable[[int, Pool, np.random.Generator], Iterator[Question]]
+"""Questions of a level and a pool, drawn one after the other: without an end and with repetitions, or each one once."""
 
 
 def made_question(
@@ -79,41 +76,33 @@ def share_out(count: int, shares: Sequence[float]) -> list[int]:
     return parts
 
 
-def draw_split(settings: QuestionSetSettings, draw: DrawMany, shares: Sequence[float] = ()) -> Split:
-    """Different questions, each level as many as its share of them, up to one; empty shares are equal ones."""
+def draw_split(settings: QuestionSetSettings, what: str, draws: Draws, shares: Sequence[float] = ()) -> Split:
+    """Different questions, each level as many as its share of them, up to one; empty shares are equal ones.
 
-    def draw_pool(count: int, pool: Pool, stream: int) -> list[Question]:
+    Raises InputError, naming `what`, where a level has fewer questions than are asked for.
+    """
+    parts = []
+    for stream, (count, pool) in enumerate(((settings.num_train, Pool.TRAIN), (settings.num_heldout, Pool.HELDOUT))):
         rng = np.random.default_rng([settings.seed, stream])
-        parts = share_out(count, shares or [1.0] * len(settings.levels))
         drawn: list[Question] = []
-        for level, part in zip(settings.levels, parts, strict=True):
-            drawn += draw(part, level, pool, rng)
-        return [drawn[index] for index in rng.permutation(len(drawn))]
-
-    return Split(
-        train=draw_pool(settings.num_train, Pool.TRAIN, 0), heldout=draw_pool(settings.num_heldout, Pool.HELDOUT, 1)
-    )
-
-
-def distinct(what: str, draw: Draw) -> DrawMany:
-    """Draw questions of different prompts; raises InputError, naming `what`, where a level has no more of them."""
-
-    def draw_many(count: int, level: int, pool: Pool, rng: np.random.Generator) -> list[Question]:
-        drawn: dict[str, Question] = {}
-        idle = 0
-        while len(drawn) < count and idle < _MOST_IDLE + _IDLE_PER_QUESTION * len(drawn):
-            question = draw(level, pool, rng)
-            idle = idle + 1 if question.prompt[-1].content in drawn else 0
-            drawn.setdefault(question.prompt[-1].content, question)
-        require_enough(what, level, len(drawn), count)
-        return list(drawn.values())
-
-    return draw_many
+        for level, wanted in zip(
+            settings.levels, share_out(count, shares or [1.0] * len(settings.levels)), strict=True
+        ):
+            drawn += _distinct(f"{what} of level {level}", draws(level, pool, rng), wanted)
+        parts.append([drawn[index] for index in rng.permutation(len(drawn))])
+    return Split(*parts)
 
 
-def require_enough(what: str, level: int, supply: int, count: int) -> None:
-    """Raise InputError where a level has fewer questions than are asked for."""
-    if supply < count:
-        raise InputError(
-            f"{what} of level {level} run out at {supply} of the {count} asked for: ask for fewer or use higher levels."
-        )
+def _distinct(what: str, questions: Iterator[Question], count: int) -> Collection[Question]:
+    """The first `count` of different text."""
+    found: dict[str, Question] = {}
+    idle = 0
+    while len(found) < count:
+        question = next(questions, None)
+        if question is None or idle == _MOST_IDLE + _IDLE_PER_QUESTION * len(found):
+            raise InputError(
+                f"{what} run out at {len(found)} of the {count} asked for: ask for fewer or use higher levels."
+            )
+        idle = idle + 1 if question.prompt[-1].content in found else 0
+        found.setdefault(question.prompt[-1].content, question)
+    return found.values()

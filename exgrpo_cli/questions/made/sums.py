@@ -16,22 +16,14 @@ among trajectories needs.
 
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.sections.data import ArithmeticSettings, ModularSettings
-from exgrpo_cli.questions.made.pools import (
-    Pool,
-    Split,
-    distinct,
-    draw_split,
-    made_question,
-    pool_of_key,
-    require_enough,
-)
+from exgrpo_cli.questions.made.pools import Pool, Split, draw_split, made_question, pool_of_key
 
 THINK_END = "</think>"
 
@@ -50,23 +42,18 @@ def make_arithmetic(settings: ArithmeticSettings) -> Split:
 
     Raises InputError where a level has fewer expressions than asked for.
     """
-    what = "Arithmetic questions"
 
-    def draw_one(level: int, pool: Pool, rng: np.random.Generator) -> Question:
-        return _question(draw_terms(level, pool, rng), level)
+    def draws(level: int, pool: Pool, rng: np.random.Generator) -> Iterator[Question]:
+        if level in _LISTED_LEVELS:
+            signed = [sign * operand for operand in _OPERANDS for sign in (-1, 1)]
+            every = itertools.product(_OPERANDS, *[signed] * level)
+            listed = [terms for terms in every if _is_question(terms, pool)]
+            drawn = (listed[index] for index in rng.permutation(len(listed)))
+        else:
+            drawn = (draw_terms(level, pool, rng) for _ in itertools.count())
+        return (made_question("arithmetic", f"{expression(each)}=?", str(sum(each)), level=level) for each in drawn)
 
-    def draw(count: int, level: int, pool: Pool, rng: np.random.Generator) -> list[Question]:
-        if level not in _LISTED_LEVELS:
-            return distinct(what, draw_one)(count, level, pool, rng)
-        listed = [terms for terms in _all_terms(level) if pool_of(terms) is pool]
-        require_enough(what, level, len(listed), count)
-        return [_question(listed[index], level) for index in rng.permutation(len(listed))[:count]]
-
-    return draw_split(settings, draw, settings.shares)
-
-
-def _question(terms: Terms, level: int) -> Question:
-    return made_question("arithmetic", f"{expression(terms)}=?", str(sum(terms)), level=level)
+    return draw_split(settings, "Arithmetic questions", draws, settings.shares)
 
 
 def draw_terms(level: int, pool: Pool, rng: np.random.Generator) -> Terms:
@@ -75,8 +62,12 @@ def draw_terms(level: int, pool: Pool, rng: np.random.Generator) -> Terms:
         operands = rng.integers(_OPERANDS.start, _OPERANDS.stop, size=level + 1)
         operands[1:] *= 1 - 2 * rng.integers(2, size=level)
         terms = tuple(operands.tolist())
-        if _is_question(terms) and pool_of(terms) is pool:
+        if _is_question(terms, pool):
             return terms
+
+
+def _is_question(terms: Terms, pool: Pool) -> bool:
+    return min(itertools.accumulate(terms)) >= 0 and pool_of(terms) is pool
 
 
 def expression(terms: Terms) -> str:
@@ -89,32 +80,22 @@ def pool_of(terms: Terms) -> Pool:
     return pool_of_key(expression(terms), _POOL_KEY)
 
 
-def _all_terms(level: int) -> Iterator[Terms]:
-    signed = [sign * operand for operand in _OPERANDS for sign in (-1, 1)]
-    for first in _OPERANDS:
-        for rest in itertools.product(signed, repeat=level):
-            if _is_question((first, *rest)):
-                yield (first, *rest)
-
-
-def _is_question(terms: Terms) -> bool:
-    return min(itertools.accumulate(terms)) >= 0
-
-
 def make_modular(settings: ModularSettings) -> Split:
     """Different sums, each level as often as the others, up to one; training and held-out ones share none.
 
     Raises InputError where a level has fewer sums than are asked for.
     """
 
-    def draw(level: int, pool: Pool, rng: np.random.Generator) -> Question:
-        terms = draw_modular_terms(level, pool, rng)
-        modulus = settings.modulus
-        asked = {"trace": "sum", "terms": terms, "modulus": modulus}
-        answer = str(sum(terms) % modulus)
-        return made_question("modular", modular_text(terms, modulus), answer, level=level, metadata=asked)
+    modulus = settings.modulus
 
-    return draw_split(settings, distinct("Sums", draw))
+    def draws(level: int, pool: Pool, rng: np.random.Generator) -> Iterator[Question]:
+        while True:
+            terms = draw_modular_terms(level, pool, rng)
+            asked = {"trace": "sum", "terms": terms, "modulus": modulus}
+            answer = str(sum(terms) % modulus)
+            yield made_question("modular", modular_text(terms, modulus), answer, level=level, metadata=asked)
+
+    return draw_split(settings, "Sums", draws)
 
 
 def draw_modular_terms(level: int, pool: Pool, rng: np.random.Generator) -> Terms:
@@ -167,9 +148,8 @@ def write_trace(terms: Terms, mix: TraceMix, rng: np.random.Generator, modulus: 
 
     With a `modulus` every result is taken modulo it; checks, which undo a line, would then not hold.
     """
-    kinds = ("guessed", "slipped", "malformed", "sound")
     faults = (mix.guessed, mix.slipped, mix.malformed)
-    kind = kinds[int(rng.choice(len(kinds), p=(*faults, 1 - sum(faults))))]
+    kind = str(rng.choice(("guessed", "slipped", "malformed", "sound"), p=(*faults, 1 - sum(faults))))
     if kind == "guessed":
         return f"{THINK_END}\n{_boxed(_reduced(sum(terms), modulus))}"
     plan = draw_plan(terms, mix, rng)
@@ -186,10 +166,37 @@ def write_trace(terms: Terms, mix: TraceMix, rng: np.random.Generator, modulus: 
 
 
 def draw_plan(terms: Terms, mix: TraceMix, rng: np.random.Generator) -> Plan:
-    """One of the sound derivations of a question."""
-    derive = _DERIVATIONS[int(rng.choice(len(_DERIVATIONS), p=_DERIVATION_SHARES))]
-    plan = derive(terms, mix.double, rng)
+    """One of the sound derivations of a question.
+
+    The terms in the order asked, or from the last one back where that stays at 0 or above; what is added before what is
+    taken away; or the sum of the one less the sum of the other.
+    """
+    gains = tuple(term for term in terms if term > 0)
+    losses = tuple(-term for term in terms if term < 0)
+    turned = (terms[0], *terms[:0:-1])
+    orders = {"gains first": gains + tuple(-term for term in losses)}
+    if min(itertools.accumulate(turned)) >= 0:
+        orders["last first"] = turned
+    how = str(rng.choice(("as asked", "gains first", "last first", "netted"), p=(0.4, 0.2, 0.2, 0.2)))
+    if how == "netted" and min(len(gains), len(losses)) > 1:
+        up = _running(gains, mix.double, rng)
+        plan = [*up, *_running(losses, mix.double, rng, len(up))]
+        plan.append(Line(results=((1, len(up) - 1), (-1, len(plan) - 1))))
+    else:
+        plan = _running(orders.get(how, terms), mix.double, rng)
     return tuple(replace(line, swapped=min(line.terms, default=0) > 0 and rng.random() < mix.swapped) for line in plan)
+
+
+def _running(terms: Terms, double: float, rng: np.random.Generator, start: int = 0) -> list[Line]:
+    """Lines from number `start` on: one running value that takes in a term a line, or two with probability `double`."""
+    plan: list[Line] = []
+    position = 0
+    while position < len(terms):
+        taken = 1 + int(rng.random() < double) + int(position == 0)
+        results = ((1, start + len(plan) - 1),) if plan else ()
+        plan.append(Line(results=results, terms=terms[position : position + taken]))
+        position += taken
+    return plan
 
 
 def work_out(plan: Plan, slip: tuple[int, int] | None = None, modulus: int | None = None) -> tuple[list[str], int]:
@@ -209,52 +216,6 @@ def work_out(plan: Plan, slip: tuple[int, int] | None = None, modulus: int | Non
     return lines, values[-1]
 
 
-def _gains_first(terms: Terms, double: float, rng: np.random.Generator) -> Plan:
-    """Terms that are added before those that are taken away."""
-    return _running(_gains(terms) + _losses(terms), double, rng)
-
-
-def _last_first(terms: Terms, double: float, rng: np.random.Generator) -> Plan:
-    """The first term, then the others from the last one back, where that stays at 0 or above."""
-    turned = (terms[0], *reversed(terms[1:]))
-    return _running(turned if min(itertools.accumulate(turned)) >= 0 else terms, double, rng)
-
-
-def _netted(terms: Terms, double: float, rng: np.random.Generator) -> Plan:
-    """The sum of what is added less the sum of what is taken away."""
-    gains, losses = _gains(terms), _losses(terms)
-    if len(gains) < 2 or len(losses) < 2:
-        return _running(terms, double, rng)
-    up = _running(gains, double, rng)
-    down = _running(tuple(-term for term in losses), double, rng)
-    shifted = tuple(
-        Line(results=tuple((sign, source + len(up)) for sign, source in line.results), terms=line.terms)
-        for line in down
-    )
-    difference = Line(results=((1, len(up) - 1), (-1, len(up) + len(down) - 1)))
-    return (*up, *shifted, difference)
-
-
-def _running(terms: Terms, double: float, rng: np.random.Generator) -> Plan:
-    """One running value that takes in a term a line, or two with probability `double`."""
-    plan: list[Line] = []
-    position = 0
-    while position < len(terms):
-        taken = 1 + int(rng.random() < double) + int(position == 0)
-        results = ((1, len(plan) - 1),) if plan else ()
-        plan.append(Line(results=results, terms=terms[position : position + taken]))
-        position += taken
-    return tuple(plan)
-
-
-def _gains(terms: Terms) -> Terms:
-    return tuple(term for term in terms if term > 0)
-
-
-def _losses(terms: Terms) -> Terms:
-    return tuple(term for term in terms if term < 0)
-
-
 def _check(line: str) -> str:
     """The line undone: 12-2=10 as 10+2=12."""
     left, _, result = line.partition("=")
@@ -271,13 +232,6 @@ def _boxed(answer: int) -> str:
     return f"\\boxed{{{answer}}}"
 
 
-_DERIVATIONS: tuple[Callable[[Terms, float, np.random.Generator], Plan], ...] = (
-    _running,
-    _gains_first,
-    _last_first,
-    _netted,
-)
-_DERIVATION_SHARES = (0.4, 0.2, 0.2, 0.2)
 _MALFORMED = (
     "{thinking}\n{box}",
     "{thinking}\n{end}\n{answer}",

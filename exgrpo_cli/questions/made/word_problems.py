@@ -7,7 +7,7 @@ alone says which pool it belongs to: no story, name, seed or size can bring one 
 
 import functools
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from exgrpo_cli.base.types import Message, Question
 from exgrpo_cli.config.sections.data import WordProblemSettings
-from exgrpo_cli.questions.made.pools import Pool, Split, distinct, draw_split, made_question, pool_of_key
+from exgrpo_cli.questions.made.pools import Pool, Split, draw_split, made_question, pool_of_key
 
 Chain = tuple[tuple[str, int], ...]
 """(sign, operand) from the start on; the start's own sign is empty."""
@@ -40,12 +40,13 @@ def make_word_problems(settings: WordProblemSettings) -> Split:
     """
     examples = worked_examples(settings)
 
-    def draw(level: int, pool: Pool, rng: np.random.Generator) -> Question:
-        chain = draw_chain(level, pool, rng)
-        answer = f"{values_of(chain)[-1]:.0f}"
-        return made_question("word-problems", tell(chain, rng), answer, level=level, before=examples)
+    def draws(level: int, pool: Pool, rng: np.random.Generator) -> Iterator[Question]:
+        while True:
+            chain = draw_chain(level, pool, rng)
+            answer = f"{values_of(chain)[-1]:.0f}"
+            yield made_question("word-problems", tell(chain, rng), answer, level=level, before=examples)
 
-    return draw_split(settings, distinct("Word problems", draw))
+    return draw_split(settings, "Word problems", draws)
 
 
 def worked_examples(settings: WordProblemSettings) -> tuple[Message, ...]:
