@@ -34,22 +34,18 @@ FEWEST_OPERATIONS = 2**21
 
 
 def _onednn_pays() -> bool:
+    try:
+        # The processor says who made it: torch does not tell, and MKL asks it, too.
+        processor = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        processor = platform.processor()
     return (
         torch.backends.mkldnn.is_available()
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
-        and not _made_by_intel()
+        and "GenuineIntel" not in processor
         # What torch.compile emits for a linear layer on a CPU; torch's public modules have no way to it.
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
-
-
-def _made_by_intel() -> bool:
-    """Whether the processor says so: torch does not tell, and MKL asks it, too."""
-    try:
-        told = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        told = platform.processor()
-    return "GenuineIntel" in told
 
 
 ONEDNN = _onednn_pays()
@@ -72,7 +68,8 @@ def wide_matmul(
     left: Float[Tensor, "rows ins"], right: Float[Tensor, "outs ins"], dtype: torch.dtype
 ) -> Float[Tensor, "rows outs"]:
     """left @ right.T in `dtype`, without a gradient: on a GPU sums of narrow factors stay wide."""
-    if _sums_widely(left.device) and left.dtype in (torch.bfloat16, torch.float16) and dtype == torch.float32:
+    # On a CPU torch has no products of another dtype than that of their factors.
+    if left.device.type != "cpu" and left.dtype in (torch.bfloat16, torch.float16) and dtype == torch.float32:
         return torch.mm(left, right.t(), out_dtype=dtype)
     return matmul(left, right).to(dtype)
 
@@ -124,11 +121,6 @@ def _for_onednn(rows: Tensor, other: Tensor, outs: int) -> bool:
         and rows.numel() >= FEWEST_ROWS * rows.shape[-1]
         and rows.numel() * outs >= FEWEST_OPERATIONS
     )
-
-
-def _sums_widely(device: torch.device) -> bool:
-    """Whether torch has products there of another dtype than that of their factors."""
-    return device.type == "cuda"
 
 
 def _padded_blocks(rows: Tensor) -> Iterator[Tensor]:

@@ -140,14 +140,9 @@ def pin_dtype(settings: BackboneSettings, tiny: TinySettings, *, on_gpu: bool) -
 
 def dtype_note(settings: BackboneSettings, tiny: TinySettings) -> str:
     """Note of what "auto" comes to on a GPU, and why. Raises InputError where `pin_dtype` does."""
-    saved, name = _saved_dtype(settings, tiny), settings.name
-    taken = _trained_dtype(saved)
-    if saved is None:
-        return f"backbone.dtype = {taken}: the config.json of {name} names no precision"
-    if saved is not getattr(torch, taken):
-        other = str(saved).removeprefix("torch.")
-        return f"backbone.dtype = {taken}: {name} was saved in {other}, in which nothing is trained here"
-    return f"backbone.dtype = {taken}, in which {name} was saved"
+    saved = _saved_dtype(settings, tiny)
+    said = "a precision that its config.json does not name" if saved is None else str(saved).removeprefix("torch.")
+    return f"backbone.dtype = {_trained_dtype(saved)}: {settings.name} was saved in {said}"
 
 
 def _saved_dtype(settings: BackboneSettings, tiny: TinySettings) -> torch.dtype | None:

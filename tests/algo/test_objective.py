@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow
-from exgrpo_cli.algo.diagnostics import objective_sums
 from exgrpo_cli.algo.objective import (
     Denominators,
     TokenTargets,
@@ -17,6 +16,7 @@ from exgrpo_cli.algo.objective import (
     denominators,
     k3_divergence,
     micro_batch_loss,
+    objective_sums,
     shaped_surrogate,
     unclipped_surrogate,
 )

@@ -237,7 +237,7 @@ def test_state_that_rests_between_updates_changes_nothing(dtype: torch.dtype, tm
         assert resting.update(minibatch()) == plain.update(minibatch())
     resting.offload()
     state = {tensor.data_ptr() for tensor in resting._stepper._update_state()}
-    assert state == {host.data_ptr() for host in resting._stepper._offloaded._hosts}
+    assert state == {host.data_ptr() for host in resting._stepper._hosts}
     assert len(state) == len(plain._stepper._masters) * (2 + (dtype is torch.bfloat16))
     for name, policy in (("resting", resting), ("plain", plain)):
         policy.save(tmp_path / name)

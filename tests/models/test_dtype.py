@@ -19,13 +19,13 @@ ONE_GPU = Machine(cores=16, memory_bytes=2**37, gpus=(Gpu(name="H200", memory_by
 @pytest.mark.parametrize(
     ("saved", "on_gpu", "note"),
     [
-        ("bfloat16", "bfloat16", "backbone.dtype = bfloat16, in which folder was saved"),
+        ("bfloat16", "bfloat16", "backbone.dtype = bfloat16: folder was saved in bfloat16"),
+        ("float16", "bfloat16", "backbone.dtype = bfloat16: folder was saved in float16"),
         (
-            "float16",
-            "bfloat16",
-            "backbone.dtype = bfloat16: folder was saved in float16, in which nothing is trained here",
+            None,
+            "float32",
+            "backbone.dtype = float32: folder was saved in a precision that its config.json does not name",
         ),
-        (None, "float32", "backbone.dtype = float32: the config.json of folder names no precision"),
     ],
 )
 def test_a_folder_is_trained_in_its_own_precision_on_a_gpu_and_says_so(

@@ -161,88 +161,63 @@ class Prefilled(NamedTuple):
 class StartingRows(NamedTuple):
     """Rows whose prompts lie in one `Prefilled`, with their first tokens drawn."""
 
+    prefilled: Prefilled
     places: Sequence[Place]
     sources: Int[np.ndarray, " rows"]
-    """Numbers of their prompts in it."""
+    """Numbers of their prompts in `prefilled`."""
     uniforms: Float32[np.ndarray, "rows tokens"]
     tokens: Int[Tensor, " rows"]
     numbers: Float[Tensor, "kinds rows"]
     """Their log-probs, and entropies where asked for."""
 
 
-class WaitingRows:
-    """The rows that wait for a slot, in the order of their requests: prefilled, and begun, many at a time."""
+def starting_rows(
+    parts: CausalLM, requests: Sequence[RolloutRequest], params: SamplingParams, attention: str, most: int
+) -> Iterator[StartingRows]:
+    """All rows, in the order of their requests: prefilled in `attention`, and begun, many at a time.
 
-    def __init__(
-        self, parts: CausalLM, requests: Sequence[RolloutRequest], params: SamplingParams, *, max_started: int
-    ) -> None:
-        """At most `max_started` rows are begun at once, which bounds the logits."""
-        self._parts = parts
-        # Prefilling runs in the model's own attention, whatever decoding uses.
-        self._attention = parts.body.config._attn_implementation
-        self._requests = requests
-        self._params = params
-        self._max_started = max_started
-        self._places = places_of(requests)
-        self._prefilled: Prefilled | None = None
-        self._started: StartingRows | None = None
-        self._begun = self._taken = 0
-        """Rows begun, and of these, taken."""
-
-    def __len__(self) -> int:
-        return len(self._places) - self._taken
-
-    def take(self, count: int) -> tuple[Prefilled, StartingRows, Int[np.ndarray, " taken"]]:
-        """Rows begun together, which of them are the next 1 to `count`, and what they start from."""
-        if self._taken == self._begun:
-            self._started = self._begin()
-        assert self._prefilled is not None and self._started is not None
-        left = self._begun - self._taken
-        first = len(self._started.places) - left
-        taken = np.arange(first, first + min(count, left))
-        self._taken += len(taken)
-        return self._prefilled, self._started, taken
-
-    def _begin(self) -> StartingRows:
-        request, _ = self._places[self._begun]
-        if self._prefilled is None or request >= self._prefilled.first + len(self._prefilled.lengths):
+    At most `most` rows are begun at once, which bounds the logits.
+    """
+    places, begun = places_of(requests), 0
+    prefilled: Prefilled | None = None
+    while begun < len(places):
+        request, _ = places[begun]
+        if prefilled is None or request >= prefilled.first + len(prefilled.lengths):
             # Given up before the next pass: two at a time would double what prompts hold.
-            self._prefilled = None
-            self._prefilled = self._prefill(request)
-        first, lengths, _, last_hidden = self._prefilled
-        following = self._places[self._begun : self._begun + self._max_started]
-        places = [place for place in following if place[0] < first + len(lengths)]
-        self._begun += len(places)
-        sources = np.array([request - first for request, _ in places])
-        seeds = [self._requests[request].seeds[member] for request, member in places]
-        uniforms = np.stack([row_uniforms(seed, self._params.max_new_tokens) for seed in seeds])
-        device = self._parts.device
-        logits = self._parts.head(last_hidden[to_device(sources, device)])
-        return StartingRows(
-            places, sources, uniforms, *sample_tokens(logits, to_device(uniforms[:, 0], device), self._params)
-        )
+            prefilled = None
+            prefilled = _prefill(parts, requests, request, attention)
+        end = prefilled.first + len(prefilled.lengths)
+        chosen = [place for place in places[begun : begun + most] if place[0] < end]
+        begun += len(chosen)
+        sources = np.array([request - prefilled.first for request, _ in chosen])
+        seeds = [requests[request].seeds[member] for request, member in chosen]
+        uniforms = np.stack([row_uniforms(seed, params.max_new_tokens) for seed in seeds])
+        logits = parts.head(prefilled.last_hidden[to_device(sources, parts.device)])
+        tokens, numbers = sample_tokens(logits, to_device(uniforms[:, 0], parts.device), params)
+        del logits
+        yield StartingRows(prefilled, chosen, sources, uniforms, tokens, numbers)
 
-    def _prefill(self, first: int) -> Prefilled:
-        """A pass over as many prompts, from request `first` on, as have room padded; over one at least."""
-        longest = np.maximum.accumulate([len(request.prompt_ids) for request in self._requests[first:]])
-        count = max(1, int(np.searchsorted(longest * np.arange(1, len(longest) + 1), PREFILL_TOKENS, side="right")))
-        prompts = [request.prompt_ids for request in self._requests[first : first + count]]
-        lengths = np.array([len(prompt) for prompt in prompts])
-        padded = np.zeros((len(prompts), lengths.max()), dtype=np.int64)
-        for row, prompt in enumerate(prompts):
-            padded[row, : len(prompt)] = prompt
-        body, device = self._parts.body, self._parts.device
-        input_ids = to_device(padded, device)
-        cache = DynamicCache(config=self._parts.model.config)
-        # The last token is left: its hidden state is asked for.
-        prefix = min(shared_prefix(prompts), int(lengths.min()) - 1)
-        with use_attention(body, self._attention):
-            if prefix:
-                body(input_ids=input_ids[:1, :prefix], past_key_values=cache, use_cache=True)
-                cache.batch_repeat_interleave(len(prompts))
-            hidden = body(input_ids=input_ids[:, prefix:], past_key_values=cache, use_cache=True).last_hidden_state
-        last = hidden[torch.arange(len(prompts), device=device), to_device(lengths - 1 - prefix, device)]
-        return Prefilled(first, lengths.tolist(), cache, last)
+
+def _prefill(parts: CausalLM, requests: Sequence[RolloutRequest], first: int, attention: str) -> Prefilled:
+    """A pass over as many prompts, from request `first` on, as have room padded; over one at least."""
+    longest = np.maximum.accumulate([len(request.prompt_ids) for request in requests[first:]])
+    count = max(1, int(np.searchsorted(longest * np.arange(1, len(longest) + 1), PREFILL_TOKENS, side="right")))
+    prompts = [request.prompt_ids for request in requests[first : first + count]]
+    lengths = np.array([len(prompt) for prompt in prompts])
+    padded = np.zeros((len(prompts), lengths.max()), dtype=np.int64)
+    for row, prompt in enumerate(prompts):
+        padded[row, : len(prompt)] = prompt
+    input_ids = to_device(padded, parts.device)
+    cache = DynamicCache(config=parts.model.config)
+    # The last token is left: its hidden state is asked for.
+    prefix = min(shared_prefix(prompts), int(lengths.min()) - 1)
+    with use_attention(parts.body, attention):
+        if prefix:
+            parts.body(input_ids=input_ids[:1, :prefix], past_key_values=cache, use_cache=True)
+            cache.batch_repeat_interleave(len(prompts))
+        hidden = parts.body(input_ids=input_ids[:, prefix:], past_key_values=cache, use_cache=True).last_hidden_state
+    last = hidden[torch.arange(len(prompts), device=parts.device), to_device(lengths - 1 - prefix, parts.device)]
+    return Prefilled(first, lengths.tolist(), cache, last)
 
 
 class DecodeBatch:
@@ -263,7 +238,13 @@ class DecodeBatch:
         self._max_rows = max_rows
         self._eos_ids = eos_ids
         self._weight_version = weight_version
-        self.waiting = WaitingRows(parts, requests, params, max_started=max_rows)
+        # Prefilling runs in the model's own attention, whatever decoding uses.
+        self._starting = starting_rows(parts, requests, params, parts.body.config._attn_implementation, max_rows)
+        self._part: StartingRows | None = None
+        self._left: Int[np.ndarray, " left"] = np.arange(0)
+        """Rows of `_part` that have no slot yet."""
+        self.waiting = sum(len(request.seeds) for request in requests)
+        """Rows that have no slot yet."""
         self.num_rows = 0
         device = parts.device
         self._check_every = 1 if device.type == "cpu" else EOS_CHECK_EVERY
@@ -290,10 +271,17 @@ class DecodeBatch:
 
     def admit(self) -> list[tuple[Place, Rollout]]:
         """Let waiting rows into free slots; returns those that ended with their first token, which take none."""
-        prefilled, part, taken = self.waiting.take(self._max_rows - self.num_rows)
+        if self._part is None or not len(self._left):
+            # Given up first, with the prompts it holds.
+            self._part = None
+            self._part = next(self._starting)
+            self._left = np.arange(len(self._part.places))
+        part = self._part
+        taken, self._left = np.split(self._left, [self._max_rows - self.num_rows])
+        self.waiting -= len(taken)
         stopped = torch.isin(part.tokens, self._eos_ids).cpu().numpy()
         ended = stopped[taken] | (self._params.max_new_tokens == 1)
-        self._start(part, prefilled, taken[~ended])
+        self._start(part, taken[~ended])
         if not ended.any():
             return []
         gone = taken[ended]
@@ -327,11 +315,11 @@ class DecodeBatch:
         ends = self._ends[used].cpu().numpy()
         return self._take_out(ends) if ends.any() else []
 
-    def _start(self, part: StartingRows, prefilled: Prefilled, alive: Int[np.ndarray, " alive"]) -> None:
+    def _start(self, part: StartingRows, alive: Int[np.ndarray, " alive"]) -> None:
         """Fill the next slots with rows `alive` of `part`: their prompts' keys and values, and their first tokens."""
         if not len(alive):
             return
-        first = self.num_rows
+        first, prefilled = self.num_rows, part.prefilled
         self.num_rows += len(alive)
         used = slice(first, self.num_rows)
         sources, chosen = part.sources[alive].tolist(), self._on_device(alive)

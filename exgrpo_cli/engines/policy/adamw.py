@@ -6,7 +6,7 @@ would the gradient of the hundredth micro-batch; the optimizer therefore steps f
 gradient is moved into its master's as soon as autograd has finished it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,9 @@ class AdamWStepper:
         self._copies = [(trained[name], own) for name, own in self._masters.items() if own is not trained[name]]
         """Parameters with a master beside them."""
         self._optimizer = build_adamw(self._masters.values(), optim)
-        self._offloaded = OffloadedTensors(self._update_state, self._model.device)
+        self._hosts: list[Tensor] = []
+        """Room in main memory for what is offloaded, kept: pinning it takes longer than copying."""
+        self._num_offloaded = 0
 
     def forward(self, batch: PackedBatch) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
         """See `policy.Stepper`."""
@@ -67,7 +69,7 @@ class AdamWStepper:
 
     def begin(self) -> None:
         """See `policy.Stepper`."""
-        self._offloaded.load()
+        self._bring_back()
         self._optimizer.zero_grad(set_to_none=True)
         # transformers checkpoints a layer in training mode only; dropout is 0, so nothing else changes with it.
         self._model.train(self._checkpointing)
@@ -89,10 +91,20 @@ class AdamWStepper:
         self._optimizer.zero_grad(set_to_none=True)
         return grad_norm, skipped
 
+    @torch.no_grad()
     def offload(self) -> None:
-        """Offload optimizer state and masters, where `optim.offload_during_rollouts` says so."""
-        if self._optim.offload_during_rollouts:
-            self._offloaded.offload()
+        """Move optimizer state and masters to main memory, where `optim.offload_during_rollouts` says so.
+
+        Only updates need them; their bits stay the same.
+        """
+        if not self._optim.offload_during_rollouts:
+            return
+        for tensor in self._update_state()[self._num_offloaded :]:
+            if self._num_offloaded == len(self._hosts):
+                room = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False)
+                self._hosts.append(room)
+            tensor.data = self._hosts[self._num_offloaded].copy_(tensor.data)
+            self._num_offloaded += 1
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Policy.named_weights`."""
@@ -113,7 +125,7 @@ class AdamWStepper:
     @torch.no_grad()
     def load(self, folder: Path, saved: dict[str, Any]) -> None:
         """Raises RunError when `folder` was written for another model, InputError naming a file that is damaged."""
-        self._offloaded.load()
+        self._bring_back()
         own = self._stored()
         with reading_file(folder / WEIGHTS_FILE):
             stored = load_file(folder / WEIGHTS_FILE)
@@ -137,8 +149,15 @@ class AdamWStepper:
         for parameter, master in self._copies:
             parameter.copy_(master)
 
+    @torch.no_grad()
+    def _bring_back(self) -> None:
+        """Move what is offloaded to the model's device."""
+        for tensor, host in zip(self._update_state()[: self._num_offloaded], self._hosts, strict=False):
+            tensor.data = torch.empty_like(host, device=self._model.device).copy_(host, non_blocking=True)
+        self._num_offloaded = 0
+
     def _update_state(self) -> list[Tensor]:
-        """Masters of narrower weights, then Adam's moments once the first update has made them."""
+        """Masters of narrower weights, then Adam's moments once the first update has made them: later ones behind."""
         state = self._optimizer.state
         stepped = [master for master in self._masters.values() if master in state]
         moments = [state[master][name] for master in stepped for name in ("exp_avg", "exp_avg_sq")]
@@ -168,38 +187,6 @@ def _master_of(parameter: nn.Parameter) -> Tensor:
 
     parameter.register_post_accumulate_grad_hook(move)
     return master
-
-
-class OffloadedTensors:
-    """Optimizer state and master weights, in pinned main memory from `offload` to `load`.
-
-    `optim.offload_during_rollouts`: only updates need them.
-    """
-
-    def __init__(self, tensors: Callable[[], Sequence[Tensor]], device: torch.device) -> None:
-        """`tensors` gives what there is by now, what is added later behind what was there before."""
-        self._tensors = tensors
-        self._device = device
-        self._hosts: list[Tensor] = []
-        """Room in main memory, kept: pinning it takes longer than copying."""
-        self._num_offloaded = 0
-
-    @torch.no_grad()
-    def offload(self) -> None:
-        """Move all there is to main memory; its bits stay the same."""
-        for tensor in self._tensors()[self._num_offloaded :]:
-            if self._num_offloaded == len(self._hosts):
-                room = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False)
-                self._hosts.append(room)
-            tensor.data = self._hosts[self._num_offloaded].copy_(tensor.data)
-            self._num_offloaded += 1
-
-    @torch.no_grad()
-    def load(self) -> None:
-        """Move what is in main memory back to the device."""
-        for tensor, host in zip(self._tensors()[: self._num_offloaded], self._hosts, strict=False):
-            tensor.data = torch.empty_like(host, device=self._device).copy_(host, non_blocking=True)
-        self._num_offloaded = 0
 
 
 def build_adamw(parameters: Iterable[Tensor], settings: OptimSettings) -> torch.optim.AdamW:

@@ -26,8 +26,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, packed_batches, rank_shares
-from exgrpo_cli.algo.diagnostics import ObjectiveSums, objective_sums
-from exgrpo_cli.algo.objective import Denominators, TokenTargets, denominators, micro_batch_loss
+from exgrpo_cli.algo.objective import (
+    Denominators,
+    ObjectiveSums,
+    TokenTargets,
+    denominators,
+    micro_batch_loss,
+    objective_sums,
+)
 from exgrpo_cli.base.errors import InputError, first_line
 from exgrpo_cli.base.types import TokenScores, TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
