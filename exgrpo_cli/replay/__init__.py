@@ -1,1 +1,1 @@
-"""The experience buffer: what is stored, what is drawn, the ledger on disk, and its statistics."""
+"""Experience replay: places of replayed rows, the store of a run, draws and priorities, warm start from another run."""

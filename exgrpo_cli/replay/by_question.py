@@ -1,9 +1,10 @@
 """Replay by question: which buffered questions are drawn, and which of a question's stored rows are replayed.
 
-The paper draws a bucket with probability proportional to N(k/K; mu, sigma) (section 3): questions solved about half the
-time teach most. sigma is on the accuracy scale here; the released code puts sigma = 1 on success counts, which is the
-same at K = 8. Bucket sizes play no part in the weight, except for `uniform`. Of a question's rows it replays the one
-with the lowest H(o; pi_theta), the mean token entropy under the current policy; ties go to the lowest trajectory id.
+The paper draws a bucket with probability proportional to N(k/K; mu, sigma) (section 4.1): questions solved about half
+the time teach most (section 3.2). sigma is on the accuracy scale here; the released code puts sigma = 1 on success
+counts, which is the same at K = 8. Bucket sizes play no part in the weight, except for `uniform`. Of a question's rows
+it replays the one with the lowest H(o; pi_theta), the mean token entropy under the current policy; ties go to the
+lowest trajectory id.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ class Bucket:
 
     success_count: int
     num_members: int
-    """Members that count was out of: K, or K-1 for experiential groups where only fresh members count."""
+    """Members of which so many were right: K, or K-1 for experiential groups where only fresh members count."""
     question_ids: Sequence[str]
     """In ascending order."""
 
@@ -194,7 +195,7 @@ def choose(
 
 
 def effective_sample_share(chosen: Sequence[Trajectory], current: Sequence[TokenScores]) -> float:
-    """(sum w)^2 / (n sum w^2) over the replayed tokens, w = pi_now / pi_behaviour; 1 when nothing has moved.
+    """Kish's (sum w)^2 / (n sum w^2) over the replayed tokens, w = pi_now / pi_behaviour; 1 when nothing has moved.
 
     Taken from log w less its maximum, which cancels, so that no ratio overflows.
     """
@@ -231,7 +232,7 @@ class QuestionPlace(Place):
         return self.metric not in UNSCORED
 
     def replay(self, asked: Asked, question_ids: Sequence[str], *, ess_bound: float = 0.0) -> Experience:
-        """Choose among the rows of each question, all of which have some, and record the choice.
+        """Choose among the stored rows of each question, of which each has at least one, and record the choice.
 
         Rows whose effective sample size, as a share of their tokens, is below `ess_bound` stay in the store.
         """

@@ -2,6 +2,8 @@
 
 All of a draw is flat: a cumulative sum for draws in proportion to a weight, partitions for the first few in an order.
 
+Proportional draws and their bias correction: prioritised experience replay (arXiv 1511.05952, sections 3.3 and 3.4).
+
 Axes: rows = the rows of one unit; tokens = all response tokens of the unit, row after row; units = those of a store;
 some = any of these.
 """
@@ -22,8 +24,8 @@ from exgrpo_cli.replay.place import Asked, Experience, Metrics, Place, checked_n
 if TYPE_CHECKING:
     from exgrpo_cli.replay.rows import Rows
 
-SMALLEST = 1e-6
-"""Added to advantages and rewards, so that what has none can still be drawn."""
+EPSILON = 1e-6
+"""Added to advantages and rewards, so that what has none can still be drawn (arXiv 1511.05952, 3.3)."""
 
 LOWEST_KEY = -1e300
 """Stands for the logarithm of a priority of 0, which comes last but is there."""
@@ -37,18 +39,18 @@ TokenRows = Sequence[Float32[np.ndarray, "..."]]
 PRIORITIES: dict[str, Callable[[int, Values, Values, TokenRows], float]] = {
     "uniform": lambda step, rewards, advantages, logprobs: 1.0,
     "latest": lambda step, rewards, advantages, logprobs: float(step),
-    # Of a group the mean over its rows.
-    "advantage": lambda step, rewards, advantages, logprobs: float(np.mean(np.abs(advantages) + SMALLEST)),
-    "reward": lambda step, rewards, advantages, logprobs: float(np.mean(rewards + SMALLEST)),
+    # Of a group the mean over its rows (arXiv 2606.04560; rewards: arXiv 2604.16918).
+    "advantage": lambda step, rewards, advantages, logprobs: float(np.mean(np.abs(advantages) + EPSILON)),
+    "reward": lambda step, rewards, advantages, logprobs: float(np.mean(rewards + EPSILON)),
     "headroom": lambda step, rewards, advantages, logprobs: token_headroom(logprobs, advantages),
-    # sum |A| * sd(r), sd over K - 1.
+    # sum |A| * sd(r), sd over K - 1 (TRL's GRPO with replay buffer).
     "signal": lambda step, rewards, advantages, logprobs: float(np.abs(advantages).sum() * rewards.std(ddof=1)),
 }
 """Priority of a unit at its birth, by the name of the rule: from its step, and of its rows the rewards, advantages
 and log-probs under the policy that counts as the sampler."""
 BUILT_IN = tuple(PRIORITIES)
-LIMIT = {"capacity": SET, "max_age": SET}
-"""Keys one of which bounds the store."""
+BOUNDED = {"capacity": SET, "max_age": SET}
+"""Settings of which one must be set where a step reads the whole store: each bounds it."""
 
 
 def priorities_at_birth(
@@ -59,10 +61,11 @@ def priorities_at_birth(
     advantages: Values,
     logprobs: Callable[[int, int], TokenRows],
 ) -> Values:
-    """Priority of each row born at `step`: that of its unit, the row or the neighbours of its group.
+    """Priority of each row born at `step`: that of its unit, the row, or all rows with its number in `groups`, which
+    stand together.
 
-    NaN where units are not drawn, or by a priority of the user's own. `logprobs(begin, end)` reads those of some rows,
-    and is called for the priority that looks at them alone.
+    NaN where units are not drawn, or by a priority of the user's own. `logprobs(begin, end)` reads those of rows begin
+    to end, and is called only where the priority is `headroom`.
     """
     values = np.full(len(groups), np.nan)
     if not isinstance(rules, UnitPlace) or rules.priority not in PRIORITIES:
@@ -75,7 +78,10 @@ def priorities_at_birth(
 
 
 def token_headroom(logprobs: TokenRows, advantages: Values) -> float:
-    """H: mean over tokens of how far each can still move: 1 - pi where A > 0, pi where A < 0, 0 where A = 0."""
+    """H: mean over tokens of how far each can still move: 1 - pi where A > 0, pi where A < 0, 0 where A = 0.
+
+    Source: arXiv 2609.03941, as the drift.
+    """
     probabilities = np.exp(np.concatenate(logprobs).astype(np.float64))
     own = np.repeat(advantages, [len(row) for row in logprobs])
     tokens = np.select([own > 0, own < 0], [1 - probabilities, probabilities], 0.0)
@@ -91,7 +97,7 @@ def token_drift(now: TokenRows, birth: TokenRows) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredUnits:
-    """The units of a store as a priority of the user's own sees them, oldest first."""
+    """The units of a store, oldest first, as a priority of the user's own sees them (`docs/custom-replay.md`)."""
 
     ids: Int64[np.ndarray, " units"]
     """The first trajectory of each."""
@@ -162,7 +168,7 @@ class UnitPlace(Place):
         {
             "latest": Needs("a step number is an order, not a weight", draw="top"),
             "signal": Needs("one row has no spread of rewards", unit="group"),
-            PREFIX: Needs("your function is asked about the whole store in every step", **LIMIT),
+            PREFIX: Needs("your function is asked about the whole store in every step", **BOUNDED),
         },
     )
     """Priority of a unit: `uniform`, `latest`, `advantage`, `reward`, `headroom`, `signal`, or `python:m:f`."""
@@ -175,16 +181,16 @@ class UnitPlace(Place):
     """Steps in which a priority falls to 1/e; 0 is never."""
     bias_correction: float = setting(0.0, NON_NEGATIVE, Needs("the top is taken, not drawn", draw="proportional"))
     """b: a replayed unit's rows weigh (N P)^-b over the largest such weight in the store; 0 is off."""
-    max_drift: float = setting(0.0, NON_NEGATIVE, Needs("a step may score the whole store", **LIMIT))
+    max_drift: float = setting(0.0, NON_NEGATIVE, Needs("a step may score the whole store", **BOUNDED))
     """A drawn unit is replayed only if the mean over its tokens of (log pi_old - log pi_birth)^2 is at most this; 0 is
     off."""
     order: Literal["mixed", "first", "last"] = "mixed"
     """Replayed units among the fresh mini-batches, or in mini-batches of their own."""
 
-    def keys(
+    def sort_keys(
         self, priority: Float64[np.ndarray, " some"], born: Int32[np.ndarray, " some"]
     ) -> Float64[np.ndarray, " some"]:
-        """Keys that order units as priorities do at any one step: log priority + born / age_decay where age counts."""
+        """Numbers that order units as priorities do at any step: log priority + born / age_decay where age counts."""
         priority = np.where(np.isnan(priority), -np.inf, priority)
         if not self.age_decay or self.priority.startswith(PREFIX):
             return priority
@@ -260,7 +266,7 @@ class UnitDraw:
             )
         self._priorities = priority * np.exp(-(step - self._born) / place.age_decay) if place.age_decay else priority
         # What is left to draw: a weight of 0, or a key of -inf, is never drawn again.
-        self._left = _weights(place, priority, self._born) if proportional else place.keys(priority, self._born)
+        self._left = _weights(place, priority, self._born) if proportional else place.sort_keys(priority, self._born)
         self._weights = self._left.copy() if proportional else None
 
     def take(self, num: int) -> list[DrawnUnit]:
@@ -316,7 +322,7 @@ def _weights(
 
 
 def foremost(ranks: Sequence[np.ndarray], num: int) -> Int64[np.ndarray, " first"]:
-    """Positions of the `num` highest by the first rank, ties by the next, at last the lowest position; in that order.
+    """Positions of the `num` highest, in order: by the first of `ranks`, ties by the next, at last the lowest position.
 
     Partitions, which cost a fraction of a sort of everything.
     """
@@ -337,11 +343,12 @@ def leaving(rules: Place, rows: "Rows", units: Units, num: int) -> Int64[np.ndar
     match rules.eviction:
         case "lowest-priority":
             assert isinstance(rules, UnitPlace), "no other place has this eviction"
-            rank = -rules.keys(rows["priority"][units], rows["step_born"][units])
+            rank = -rules.sort_keys(rows["priority"][units], rows["step_born"][units])
         case "longest":
             rank = np.array([rows["num_tokens"][own].sum() for own in rows.members(units, groups=rules.draws_groups)])
         case "highest-entropy":
-            # As last measured, perhaps under other weights than the next; what was not measured goes first.
+            # As last measured, perhaps under other weights than the next, of a group its first row's; what was not
+            # measured goes first.
             rank = np.nan_to_num(rows["entropy"][units], nan=np.inf)
         case "random":
             # The lowest fingerprint goes, so what stays is a uniform sample of all that was ever collected: drawing

@@ -1,4 +1,4 @@
-"""Stored rows beside the fresh rollouts of their own question (RePO, RLEP)."""
+"""Stored rows beside the fresh rollouts of their own question (RePO, arXiv 2506.09340; RLEP, arXiv 2507.07451)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,14 +1,15 @@
-"""Places of replayed rows: the keys of every place, what a place is given in a step, and what it gives back.
+"""Places of replayed rows: the settings of all, what a step gives to one (Asked), and gets of it (Experience).
 
 A place is a strategy of replay, named by where in a step's batch the stored rows go: `Replace`, `Join`, `Append` or
-`Refill`, chosen by `replay.composition`; each holds the keys that it reads and no other. `before` draws what stands in
-for rollouts, ahead of them; `beside` what trains with the step's groups. Rank 0 asks the place; all ranks score what it
-wants scored.
+`Refill`, chosen by `replay.composition`; each has the settings that it reads and no other. `before` draws what stands
+in for rollouts, ahead of them; `beside` what trains with the step's groups. Rank 0 asks the place; all ranks score
+what it wants scored.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -46,10 +47,10 @@ class Experience:
     """Their advantages are over the replayed rows alone, and those of fresh rollouts over the fresh ones."""
     units: tuple[tuple[Replayed, ...], ...] = ()
     """Units drawn from the whole store, each with the rows that train beside the step's groups."""
-    order: Any = "mixed"
-    """Units among the fresh mini-batches, or in mini-batches of their own: `mixed`, `first` or `last`."""
+    order: Literal["mixed", "first", "last"] = "mixed"
+    """Units among the fresh mini-batches, or before or after them in mini-batches of their own."""
     drops_unmixed: bool = False
-    """Groups of equal rewards leave the step's N."""
+    """Fresh groups of equal rewards neither train nor count in N of the loss."""
     metrics: Metrics = field(default_factory=lambda: {"replay/used": 0})
     """`replay/*` keys of the draw."""
     tokens_scored: int = 0
@@ -66,7 +67,7 @@ NEEDS_A_RUN = {"none": Needs("experience then comes from another run (--replay-f
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """Context of a step that a place is given, on rank 0."""
+    """Context in which a step asks a place for rows, on rank 0."""
 
     store: "Store"
     step: int
@@ -78,9 +79,9 @@ class Asked:
     """Ratios divide by this step's pi_old instead of a row's own behaviour policy (an ablation of the paper)."""
     rngs: Mapping[str, np.random.Generator]
     score: Callable[[Sequence[Trajectory]], Sequence[TokenScores]]
-    """Log-probs and entropies of stored rows under the current policy."""
+    """Log-probs and entropies (nats) of stored rows under the current policy, before this step's updates."""
     scores: dict[int, TokenScores] = field(default_factory=dict)
-    """Those of this step so far, by trajectory id."""
+    """Those asked for so far, by trajectory id."""
 
     def scored(self, trajectories: Sequence[Trajectory]) -> Mapping[int, TokenScores]:
         """The step's scores, those of the trajectories that had none yet added."""
@@ -92,7 +93,7 @@ class Asked:
 
     @property
     def tokens_scored(self) -> int:
-        """Response tokens that were scored."""
+        """Response tokens of the rows scored."""
         return sum(len(each.logprobs) for each in self.scores.values())
 
     def replayed(self, trajectory: Trajectory, weight: float = 1.0) -> Replayed:
@@ -103,7 +104,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """The keys of every place: what is stored, when replay starts and what leaves the store."""
+    """The settings of every place: what is stored, when replay starts and what leaves the store."""
 
     composition: str
     """Place of replayed rows: `replace` fresh questions by stored ones, `join` a question's own stored rows to its
@@ -111,8 +112,8 @@ class Place:
     store: str
     """Rows that an eligible visit stores: its successes, all its rollouts, or none (only what `warm_start` brought)."""
     eviction: str
-    """Rows that leave a question or a store that is full: `oldest`, `highest-entropy` (as last measured),
-    `longest`, `random`, or where units are drawn `lowest-priority`."""
+    """Rows that leave a question or a store that is full: `oldest`, `highest-entropy` (as last measured, of a
+    group its first row's), `longest`, `random`, or where units are drawn `lowest-priority`."""
     enabled: bool = True
     """Keep correct trajectories and replay them; off is the on-policy baseline."""
     start_threshold: float = setting(0.35, between(0, 1))
@@ -146,13 +147,17 @@ class Place:
     """Take the retired questions of that run over as well."""
 
     def before(self, asked: Asked) -> Experience:
-        """Rows that stand in for a mixed step's rollouts."""
+        """Rows that stand in for a mixed step's rollouts.
+
+        Raises RunError where a function of the user's breaks its promises.
+        """
         return NO_EXPERIENCE
 
     def beside(self, asked: Asked, groups: Sequence[Any], experience: Experience) -> Experience:
         """All rows that a mixed step replays, chosen after its log-probs under pi_old and before its rows are stored.
 
         `groups` are those that train (`training.step.groups.Group`), and `experience` is what `before` gave.
+        Raises as `before`.
         """
         return experience
 
@@ -195,11 +200,18 @@ class Place:
         return group_size - 1 if self.upper_bound < 0 else min(self.upper_bound, group_size)
 
 
+def whole_share(ratio: float, questions_per_step: int) -> int:
+    """floor(rho * B), with rho * B taken to 9 decimals first: 0.29 * 100 is 29 questions, not 28."""
+    return math.floor(round(ratio * questions_per_step, 9))
+
+
 def checked_numbers(
     given: object, setting: str, num: int, name_of: Callable[[int], str], *, least: float, bound: str
 ) -> np.ndarray:
-    """Numbers that a function of the user's returned, once they are sure to be `num`, not NaN, and within `least` and
-    infinity. Raises RunError naming the setting, the value, what it was for, and the `bound`."""
+    """The `num` numbers that a function of the user's returned, as float64, each at least `least` and below infinity.
+
+    Raises RunError where they are not, naming the setting, the value, the `bound`, and by `name_of` its position.
+    """
     try:
         values = np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Stored groups in the places of fresh groups that are not mixed (TRL's replay buffer, BAPO's third part)."""
+"""Stored groups in the places of fresh groups that are not mixed (TRL's GRPO with replay buffer; arXiv 2602.20722)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from exgrpo_cli.replay.place import NEEDS_A_RUN, Asked, Experience
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refill(UnitPlace):
-    """Every fresh group that is not mixed leaves a mixed step's N; stored groups take as many places as they can.
+    """Fresh groups of equal rewards neither train nor count in N of the loss; stored groups take their places.
 
     A group is replayed with all its rows, so all rows of a visit are stored.
     """

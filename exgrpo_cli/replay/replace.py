@@ -1,13 +1,12 @@
-"""Stored rows in the place of fresh rollouts: the paper's replay (section 3.2)."""
+"""Stored rows in the place of fresh rollouts: ExGRPO's replay (arXiv 2510.02245, section 4.2)."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.config.sections import FINITE, POSITIVE, between, setting
 from exgrpo_cli.replay.by_question import SAMPLERS, QuestionPlace, resolve_sampler
-from exgrpo_cli.replay.place import NEEDS_A_RUN, NO_EXPERIENCE, Asked, Experience
+from exgrpo_cli.replay.place import NEEDS_A_RUN, NO_EXPERIENCE, Asked, Experience, whole_share
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +29,7 @@ class Replace(QuestionPlace):
     count_fresh_only: bool = False
     """An experiential group's success count is over its K-1 fresh members instead of all K."""
     ess_bound: float = setting(0.0, between(0, 1))
-    """Least effective sample size (share of tokens) of a replayed draw; below it the step stays fresh. 0 is off."""
+    """Least effective sample size (share of tokens) of a draw; below it all questions are fresh. 0 is off."""
 
     def before(self, asked: Asked) -> Experience:
         """Draw the experiential questions and the rows that stand in, before the step's rollouts.
@@ -42,8 +41,3 @@ class Replace(QuestionPlace):
         num = whole_share(self.ratio, asked.questions_per_step)
         drawn = asked.store.draw_questions(sampler, num, asked.step, asked.rngs["draw"])
         return self.replay(asked, drawn, ess_bound=self.ess_bound) if drawn else NO_EXPERIENCE
-
-
-def whole_share(ratio: float, questions_per_step: int) -> int:
-    """floor(rho * B), with rho * B taken to 9 decimals first: 0.29 * 100 is 29 questions, not 28."""
-    return math.floor(round(ratio * questions_per_step, 9))

@@ -20,6 +20,7 @@ from exgrpo_cli.replay.by_question import Bucket
 GONE = -1
 """Stands for the question of a row that was evicted."""
 AWAKE = -1
+"""Stands for the last step of rest of a question that does not rest."""
 GROWTH = 1.2
 """Factor by which full arrays grow: at most a fifth of them is spare."""
 BORN = {
@@ -128,7 +129,7 @@ class Questions:
         count = int(self.success_counts[question])
         return None if count == ledger.NO_BUCKET else (count, int(self.num_members[question]))
 
-    def place(self, question: int, bucket: tuple[int, int] | None) -> None:
+    def move(self, question: int, bucket: tuple[int, int] | None) -> None:
         """Put a question into a bucket, or take it out of the buffer (None)."""
         self.success_counts[question], self.num_members[question] = bucket or (ledger.NO_BUCKET, 0)
 
@@ -241,6 +242,6 @@ class StoreCounts:
 def token_hash(token_ids: Int32[np.ndarray, " tokens"]) -> int:
     """64-bit fingerprint of a response (the start of its SHA-256), by which a question's exact duplicates are known.
 
-    Two responses of one question that differ share it once in 10^16 pairs or so.
+    Two responses of one question that differ share it once in 10^19 pairs or so.
     """
     return int.from_bytes(sha256(np.ascontiguousarray(token_ids).data).digest()[:8], "little", signed=True)

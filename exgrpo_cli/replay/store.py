@@ -1,8 +1,8 @@
 """The experience store of a run: which rows and questions are drawn, and what every visit stores, moves and retires.
 
-Every change is an event of the ledger, from which `rows.py` rebuilds the state, so a resumed run draws exactly as an
-uninterrupted one (paper, section 3). A unit that is drawn from the whole store is a row, or the rows of one group under
-the number of the first.
+Buffer, buckets and retired set are those of the paper (arXiv 2510.02245, section 4.1). Every change is an event of the
+ledger, from which `rows.py` rebuilds the state, so a resumed run draws exactly as an uninterrupted one. A unit that is
+drawn from the whole store is a row, or the rows of one group under the number of the first.
 """
 
 import math
@@ -138,7 +138,10 @@ class Store(AbstractContextManager["Store"]):
         ]
 
     def draw_questions(self, sampler: Sampler, num: int, step: int, rng: np.random.Generator) -> tuple[str, ...]:
-        """Draw up to `num` distinct questions; record what the sampler promised of each bucket, and what it drew."""
+        """Draw up to `num` distinct questions; record the probability of each bucket, and how many were drawn of it.
+
+        Raises RunError where a sampler of the user's breaks its promises.
+        """
         buckets = self.drawable(step)
         num = min(num, sum(map(len, buckets)))
         if not num:
@@ -233,7 +236,7 @@ class Store(AbstractContextManager["Store"]):
         names = ("step", "question_id", "num_fresh_successes", "verifier_failed", "alpha", "beta")
         self.writer.append(schemas.VISITS, k=k, num_members=members, **{name: getattr(visit, name) for name in names})
         if rules.retirement and k >= rules.retires_at(members) and not visit.verifier_failed:
-            states.place(question, None)
+            states.move(question, None)
             states.retired[question] = True
             self._log(visit.step, schemas.Event.RETIRED, question)
             return
@@ -244,9 +247,9 @@ class Store(AbstractContextManager["Store"]):
         bucket = states.bucket(question)
         if bucket is None and new:
             # `_collect` logs the bucket with each row.
-            states.place(question, (k, members))
+            states.move(question, (k, members))
         elif bucket not in (None, (k, members)) and not visit.verifier_failed:
-            states.place(question, (k, members))
+            states.move(question, (k, members))
             self._log(visit.step, schemas.Event.MOVED, question)
         self._collect(visit, question, new)
         self._trim_question(visit.step, question)
@@ -321,13 +324,13 @@ class Store(AbstractContextManager["Store"]):
         for trajectory_id in trajectory_ids:
             question = self.rows.evict(trajectory_id)
             if not self.rows.held[question]:
-                self.questions.place(question, None)
+                self.questions.move(question, None)
             self._log(step, schemas.Event.EVICTED, question, trajectory_id)
 
     def readmit(self, step: int, rng: np.random.Generator) -> list[str]:
         """Every `readmit_every` steps, readmit the set fraction of the retired, rounded up; returns their ids.
 
-        They come to bucket K-1 where their trajectories are stored.
+        Those with stored trajectories come to bucket K-1, the highest of questions that are not retired.
         """
         retired = np.flatnonzero(self.questions.retired)
         if not self.rules.readmit_fraction or step % self.rules.readmit_every or not len(retired):
@@ -336,7 +339,7 @@ class Store(AbstractContextManager["Store"]):
         returning = np.sort(retired[rng.choice(len(retired), size=num, replace=False)]).tolist()
         for question in returning:
             self.questions.retired[question] = False
-            self.questions.place(question, (self.group_size - 1, self.group_size) if self.rows.held[question] else None)
+            self.questions.move(question, (self.group_size - 1, self.group_size) if self.rows.held[question] else None)
             self._log(step, schemas.Event.READMITTED, question)
         return self.questions.ids[returning].tolist()
 
