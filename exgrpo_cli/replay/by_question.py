@@ -3,8 +3,9 @@
 The paper draws a bucket with probability proportional to N(k/K; mu, sigma) (section 4.1): questions solved about half
 the time teach most (section 3.2). sigma is on the accuracy scale here; the released code puts sigma = 1 on success
 counts, which is the same at K = 8. Bucket sizes play no part in the weight, except for `uniform`. Of a question's rows
-it replays the one with the lowest H(o; pi_theta), the mean token entropy under the current policy; ties go to the
-lowest trajectory id.
+it replays the one with the lowest H(o; pi_theta), here the mean full-vocabulary entropy of its tokens under the current
+policy; ties go to the lowest trajectory id. The paper's algorithm 1 writes the mean of -log pi instead, which orders
+trajectories as the metric `ppl` does.
 """
 
 from collections.abc import Callable, Sequence
@@ -101,8 +102,9 @@ def draw_by_weights(
 ) -> QuestionDraw:
     """Draw `num` questions: buckets in proportion to their weights, questions uniformly without replacement.
 
-    Counts are multinomial; what a bucket cannot give is placed one by one, by the weights of buckets with room. A
-    bucket of weight 0 gives nothing, so the draw may fall short. Raises RunError for negative or infinite weights.
+    Counts are multinomial (the paper's algorithm 2); what a bucket cannot give is placed one by one, by the weights of
+    buckets with room. A bucket of weight 0 gives nothing, so the draw may fall short. Raises RunError for negative or
+    infinite weights.
     """
     shares = np.asarray(weights, dtype=np.float64)
     if shares.shape != (len(buckets),) or not np.isfinite(shares).all() or (shares < 0).any():

@@ -110,7 +110,7 @@ class Check:
         self.sync()
 
     def train(self, step: int) -> None:
-        """One step: rollouts, scores, updates and a sync; every second rollout is praised."""
+        """One step: rollouts, scores, updates and a sync; advantages are 1 and -1 in turn."""
         config, meter = self.config, self.meter
         seeds = tuple(range(config.rollout.group_size))
         requests = [
@@ -248,7 +248,7 @@ def smaller(config: Config, folder: Path, ranks: Ranks) -> tuple[Config, Prompts
 
 
 def compared(plan: MemoryPlan, peaks: Sequence[Counter[str]]) -> dict[str, dict[str, int]]:
-    """Bytes of each part on the rank that had most: planned, still as planned, and measured."""
+    """Bytes of each part on the rank that had most: `planned`, `allowed` (the plan with its slack) and `measured`."""
     planned = {"rollouts": plan.rollout_peak, "asleep": plan.asleep_peak, "scoring": plan.scoring_peak}
     return {
         part: {

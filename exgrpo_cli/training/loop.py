@@ -1,8 +1,6 @@
-"""One step of ExGRPO: draw, roll out and grade, join replayed rows, record, update, sync (paper, algorithm 1).
+"""One step of ExGRPO (arXiv 2510.02245, algorithm 1): draw, roll out and grade, join stored rows, record, update, sync.
 
-`run.py` takes step after step.
-
-Where we depart from the released code: `docs/algorithm.md`.
+`run.py` takes step after step. Where we depart from paper and released code: `docs/algorithm.md`.
 """
 
 from collections.abc import Sequence
@@ -50,7 +48,7 @@ def run_step(
         if mixed:
             training = [group for group in groups if group.question.id in rolled.trained]
             experience = parts.ask_place(partial(place.beside, groups=training, experience=experience), step)
-            groups = [joined(group, experience) for group in groups]
+            groups = [with_joined(group, experience) for group in groups]
         record_visits(parts, state, groups, step, collecting=mixed or place.collect_before_start)
     with clock.phase("update"):
         clip = not mixed or config.objective.clip_in_mixed_phase
@@ -99,7 +97,7 @@ def advantage_of(group: Group, settings: ObjectiveSettings, state: RunState) -> 
     return advantages.normalised_advantages if normalised else advantages.centred_advantages
 
 
-def joined(group: Group, experience: Experience) -> Group:
+def with_joined(group: Group, experience: Experience) -> Group:
     """The group with the stored rows that stand beside its K rollouts, where it has some."""
     rows = experience.by_question.get(group.question.id, ()) if experience.joined else ()
     return replace(group, replayed=rows, joined=True, own_advantages=experience.own_advantages) if rows else group
@@ -121,9 +119,10 @@ def record_visits(parts: Parts, state: RunState, groups: Sequence[Group], step: 
 def update(
     parts: Parts, state: RunState, groups: Sequence[Sequence[TrainingRow]], experience: Experience, *, clip: bool
 ) -> list[UpdateReport]:
-    """M optimizer updates on whole groups and replayed units, or M and those of the units alone (`replay.order`).
+    """M optimizer updates on the rows of whole `groups` and on replayed units, or M and those of the units alone
+    (`replay.order`).
 
-    Advantages and denominators are fixed for the step.
+    Advantages are fixed for the step. Raises RunError after `optim.max_skipped` skipped updates in a row.
     """
     config = parts.config
     minibatches = split_minibatches(

@@ -1,4 +1,4 @@
-"""The step's journal line, and validations: flat keys, "step" first, a key absent where it means nothing.
+"""The journal line of a step (flat keys, "step" first, absent where they mean nothing), and validations.
 
 Batch keys are over fresh rollouts of fresh questions; `replay/pass_at_1` is over the K-1 fresh members of experiential
 groups; `tokens/trained` alone counts replayed tokens. The held-out questions are asked before, during and after

@@ -163,7 +163,7 @@ def store_questions(folder: Path, config: Config, questions: RunQuestions) -> No
     write_manifest(folder)
 
 
-def stored_questions(folder: Path, config: Config) -> RunQuestions:
+def stored_questions(folder: Path) -> RunQuestions:
     """The questions of an existing run folder, for a resume. Raises InputError naming a file that is not as it was."""
     if damage := find_damage(folder):
         raise InputError(f"{damage}: restore it from a copy, or start a new run.")

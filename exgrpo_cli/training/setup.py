@@ -49,9 +49,7 @@ def setup_run(
     point = ResumePoint() if is_new else ranks.from_main(lambda: find_resume_point(folder, config))
     for note in point.notes if ranks.is_main else ():
         warnings.warn(note, DamageWarning, stacklevel=2)
-    questions = ranks.from_main(
-        lambda: load_questions(config, reporter) if is_new else stored_questions(folder.data, config)
-    )
+    questions = ranks.from_main(lambda: load_questions(config, reporter) if is_new else stored_questions(folder.data))
     pool = stack.enter_context(GradingPool(config.grading))
     if is_new:
         ranks.from_main(lambda: check_answers(config, pool, questions.train))
@@ -144,8 +142,8 @@ def assemble(
 ) -> Parts:
     """Load the backbone and build engines and stream; `stack` closes them.
 
-    The store comes last: opening an old one cuts its ledger. Raises InputError for a prompt
-    over the limit, a template the backbone cannot fill, or an engine that is not there.
+    The store is opened later: that cuts the ledger of a resumed run. Raises InputError for a prompt over the limit, a
+    template the backbone cannot fill, or an engine that is not there.
     """
     config = plan.config
     device = take_device(config.run.device, ranks.local_rank)

@@ -122,7 +122,7 @@ def check_start(start: RunStart) -> tuple[str, ...]:
     if start.resume:
         folder = RunFolder.existing(start.folder)
         notes = find_resume_point(folder, config).notes
-        stored_questions(folder.data, config)
+        stored_questions(folder.data)
         return tuple(notes)
     RunFolder.check_new(start.folder)
     questions = check_questions(config, SilentReporter())

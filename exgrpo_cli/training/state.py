@@ -70,8 +70,11 @@ class RunState:
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall time per phase, interruptions not counted."""
     heldout_before: dict[str, Any] = field(default_factory=dict)
+    """Score on the held-out questions before training, as `metrics.score_json` returns it."""
     best_score: float = -1.0
+    """Highest held-out pass@1 of the validations between steps; -1 before the first."""
     best_step: int = -1
+    """Step after which it was measured."""
 
     def count_successes(self, groups: Sequence[Group], discount: float) -> None:
         """Take a step's visits into the questions' histories; a failure of the verifier changes nothing."""
@@ -133,7 +136,7 @@ class Parts:
 
     config: Config
     questions: Mapping[str, Question]
-    """Those that are trained, then the held-out ones."""
+    """By id: those that are trained on, then the held-out ones."""
     heldout: tuple[Question, ...]
     prompts: Prompts
     answer_format: AnswerFormat
@@ -181,7 +184,10 @@ class Parts:
 
 
 def ask_main(ranks: Ranks, ask: Callable[[Score], T], score: Score) -> T:
-    """The answer of rank 0 to `ask`, on all ranks: one exchange, and one for rows that it wants scored, by all."""
+    """The answer of rank 0 to `ask`, on all ranks.
+
+    Where `ask` wants rows scored, rank 0 first hands them to the others, which score their share with it and wait on.
+    """
 
     def together(rows: Sequence[Trajectory]) -> Sequence[TokenScores]:
         return score(ranks.from_main(lambda: (None, rows))[1])

@@ -1,4 +1,4 @@
-"""The policy objective (paper, section 3.3; `docs/algorithm.md`)."""
+"""The policy objective (arXiv 2510.02245, section 4.2; `docs/algorithm.md`)."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Surrogate = Literal["shaped", "raw", "clipped", "likelihood"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectiveSettings:
-    """The policy objective (paper, section 3.3; `docs/algorithm.md`)."""
+    """The policy objective (arXiv 2510.02245, section 4.2; `docs/algorithm.md`)."""
 
     advantage: Literal["mean", "normalised"] = "mean"
     """`mean`: r - mean(r) (Dr.GRPO); `normalised`: divided by the group's standard deviation as well (GRPO)."""
@@ -25,7 +25,7 @@ class ObjectiveSettings:
     dual_clip: float = setting(0.0, Bound(lambda c: c == 0 or 1 < c < math.inf, "a number above 1, or 0 for none"))
     """c: a clipped token of negative advantage costs at most c |A|, however likely it has become; 0 is off."""
     clip_in_mixed_phase: bool = False
-    """Keep the PPO clip on fresh tokens in the mixed phase."""
+    """Keep the PPO clip on fresh tokens in the mixed phase, as eq. 4 of the paper has it; its appendix D drops it."""
     shaping: bool = setting(True, needs=Needs("without shaping it is 'raw'", replay_surrogate="shaped"))
     """Off: the `shaped` surrogate reads as `raw`."""
     shaping_beta: float = setting(0.1, POSITIVE)

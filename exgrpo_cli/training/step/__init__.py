@@ -1,1 +1,1 @@
-"""One step, part by part: rollouts, what the buffer is told and gives, the mini-batches, what is watched."""
+"""Parts of a step: rollouts graded and scored, groups and the rows that they train, guards over the journal."""

@@ -17,7 +17,7 @@ from exgrpo_cli.replay.place import Replayed
 from exgrpo_cli.replay.store import FreshRow, Visit
 
 Advantage = Callable[[Float64[np.ndarray, " rollouts"]], Float64[np.ndarray, " rollouts"]]
-"""Rewards of a group in, advantages out."""
+"""Rewards of a group in, advantages out, in the same order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +28,7 @@ class Group:
     prompt_ids: Int32[np.ndarray, " prompt_tokens"]
     fresh: tuple[GradedRollout, ...]
     scores: tuple[TokenScores, ...]
-    """Scores of the fresh members under pi_old."""
+    """Scores of the fresh members under pi_old, in their order."""
     replayed: tuple[Replayed, ...] = ()
     """Stored rows of the question."""
     joined: bool = False
@@ -65,7 +65,7 @@ class Group:
         return any(member.verdict.is_verifier_failure for member in self.fresh)
 
     def advantages(self, advantage: Advantage) -> Float64[np.ndarray, " members"]:
-        """Advantages, fresh members first: over all members (paper, section 3.3) or over each kind apart."""
+        """Advantages, fresh members first: over all members (eq. 2 and section 4.2 of the paper) or each kind apart."""
         rewards = np.array([each.reward for each in self.fresh] + [each.trajectory.reward for each in self.replayed])
         if not (self.own_advantages and self.replayed):
             return advantage(rewards)
@@ -89,7 +89,7 @@ class Group:
         ]
 
     def rows(self, advantage: Advantage) -> list[TrainingRow]:
-        """The group's training rows, the replayed ones last."""
+        """The group's training rows, the replayed ones last; `advantage` makes advantages of all rewards."""
         advantages = iter(self.advantages(advantage).tolist())
         fresh = [
             TrainingRow(
