@@ -33,8 +33,8 @@ def publish(
       exgrpo publish runs/exgrpo-tiny --to me/tiny-exgrpo --private
       exgrpo publish studies/metric-ent --to me/metric-ent
     """
-    from exgrpo_cli.publishing.hub import publish as upload
     from exgrpo_cli.publishing.contents import packed
+    from exgrpo_cli.publishing.hub import publish as upload
 
     with packed(folder, to, results=results or [], ledger=not no_ledger) as packages:
         plans = [package.describe(to) for package in packages]

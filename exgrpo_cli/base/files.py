@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, BinaryIO, NotRequired, TypedDict
+from typing import Any, BinaryIO, TypedDict
 
 import msgspec
 
@@ -213,7 +213,7 @@ def _json_lines(rows: Iterable[Mapping[str, Any]]) -> str:
 
 NUMBER = int | float
 Shape = Any
-"""A type, or the shapes of an object's keys: one that ends in "?" may be missing, and `str` stands for any."""
+"""A type, or the shapes of an object's keys."""
 
 
 def read_json(path: Path, shape: Shape = dict) -> Any:
@@ -237,20 +237,23 @@ def require_shape(value: Any, shape: Shape, where: str) -> None:
 
 
 def _type_of(shape: Shape) -> Any:
-    if not isinstance(shape, Mapping):
-        return shape
-    if str in shape:
-        return dict[str, _type_of(shape[str])]  # type: ignore[misc]
-    keys = {
-        name.removesuffix("?"): NotRequired[_type_of(own)] if name.endswith("?") else _type_of(own)  # type: ignore[valid-type]
-        for name, own in shape.items()
-    }
-    return TypedDict("Shape", keys)  # type: ignore[operator]
+    if isinstance(shape, Mapping):
+        return TypedDict("Shape", {name: _type_of(own) for name, own in shape.items()})  # type: ignore[operator]
+    return shape
 
 
 MANIFEST = "manifest.json"
-Files = Mapping[str, Mapping[str, Any]]
-"""{name below the folder: {"bytes": size, "sha256": digest}}."""
+
+
+class FileEntry(TypedDict):
+    """Size and digest of a file."""
+
+    bytes: int
+    sha256: str
+
+
+Files = Mapping[str, FileEntry]
+"""By name below the folder."""
 _GROWING = ".jsonl"
 
 
@@ -268,7 +271,7 @@ def write_manifest(folder: Path, names: Iterable[str] | None = None, *, file: st
 
 def read_manifest(path: Path) -> Files:
     """The files that a manifest describes. Raises InputError where it is missing or damaged."""
-    files: Files = read_json(path, {"files": {str: {"bytes": int, "sha256": str}}})["files"]
+    files: Files = read_json(path, {"files": dict[str, FileEntry]})["files"]
     return files
 
 

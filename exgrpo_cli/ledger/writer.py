@@ -100,32 +100,6 @@ def write_bodies(file: BinaryIO, batches: Iterable[tuple[pa.RecordBatch, bytes]]
             sink.write_batch(batch, custom_metadata={CHECKSUMS: checksums})
 
 
-def open_ledger(folder: Path, identity: LedgerIdentity, at_step: int | None) -> tuple[FileLock, Catalogue]:
-    """Become the one writer of a new ledger, or with `at_step` of the one there: its lock, and what it holds by then.
-
-    Raises InputError where the folder holds a ledger, or another run's, or one that is being written (the lock of a
-    dead process is free), or one that is not whole up to that step.
-    """
-    if at_step is not None:
-        identity.require_match(LedgerIdentity.read(folder), str(folder), RESUME_FIELDS)
-    elif (folder / IDENTITY_FILE).exists():
-        raise InputError(f"{folder} holds a ledger already; resume that run, or give another --output")
-    for table in TABLES:
-        (folder / table).mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / _LOCK_FILE)
-    try:
-        lock.acquire(timeout=0)
-        return lock, read_catalogue(folder) if at_step is None else check_cut(folder, at_step)
-    except Timeout as error:
-        raise InputError(
-            f"{folder}: another process is writing this ledger; wait for it or stop it, "
-            "or give this run another --output (reading needs no lock)"
-        ) from error
-    except BaseException:
-        lock.release()
-        raise
-
-
 def check_cut(folder: Path, step: int) -> Catalogue:
     """Rows that a cut after `step` would leave of the ledger; deletes nothing.
 
@@ -159,11 +133,29 @@ class LedgerWriter:
     """Appends steps to the live part of each table, the commit record last. Holds the writer lock until `close`."""
 
     def __init__(self, folder: Path, identity: LedgerIdentity, at_step: int | None = None) -> None:
-        """A new ledger, or with `at_step` one that goes on from there; the folder stays as it is until `begin`.
+        """A new ledger, or with `at_step` one that goes on from there; rows on disk stay as they are until `begin`.
 
-        Raises InputError as `open_ledger` does.
+        Raises InputError where the folder holds a ledger, or another run's, or one that is being written (the lock of a
+        dead process is free), or one that is not whole up to that step.
         """
-        self._lock, self.catalogue = open_ledger(folder, identity, at_step)
+        if at_step is not None:
+            identity.require_match(LedgerIdentity.read(folder), str(folder), RESUME_FIELDS)
+        elif (folder / IDENTITY_FILE).exists():
+            raise InputError(f"{folder} holds a ledger already; resume that run, or give another --output")
+        for table in TABLES:
+            (folder / table).mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(folder / _LOCK_FILE)
+        try:
+            self._lock.acquire(timeout=0)
+            self.catalogue = read_catalogue(folder) if at_step is None else check_cut(folder, at_step)
+        except Timeout as error:
+            raise InputError(
+                f"{folder}: another process is writing this ledger; wait for it or stop it, "
+                "or give this run another --output (reading needs no lock)"
+            ) from error
+        except BaseException:
+            self._lock.release()
+            raise
         self.folder, self.identity, self._is_new, self.last_step = folder, identity, at_step is None, at_step or 0
         self.totals = dict(self.catalogue.totals)
         """Rows of every table, of the steps flushed."""

@@ -147,39 +147,28 @@ class MemoryPlan:
     """Driver and framework; 0 on a CPU."""
 
     @property
-    def asleep_peak(self) -> int:
-        """Once the rollout engine sleeps, from step 2 on: weights, and the optimizer's state unless that rests."""
-        resting = 0 if self.optimizer_on_host else self.optimizer
-        return self.weights + resting + self.context + self.engine_asleep
+    def peaks(self) -> dict[str, int]:
+        """Most bytes of each phase from step 2 on.
 
-    @property
-    def rollout_peak(self) -> int:
-        """During rollouts from step 2 on."""
-        return self.asleep_peak - self.engine_asleep + self.rollout_engine
-
-    @property
-    def sync_peak(self) -> int:
-        """While new weights are handed over: an engine with weights of its own is awake at the end, hf has no cache."""
-        return self.rollout_peak if self.gpu_memory_fraction or self.engine_asleep else self.asleep_peak
-
-    @property
-    def scoring_peak(self) -> int:
-        """While log-probs are computed without a gradient: of layers hardly anything, and the logit tiles."""
-        return self.weights + self.optimizer + self.context + self.engine_asleep + self.logits
-
-    @property
-    def update_peak(self) -> int:
-        """During the update; the rollout engine sleeps, or has freed its cache."""
-        return self.scoring_peak + self.gradients + self.activations
+        While the engine is asleep there are the weights, and the optimizer's state unless that rests. New weights are
+        handed over to an engine that is awake where it has some of its own; hf has no cache then. Scoring without a
+        gradient keeps hardly anything of a layer. During an update the engine sleeps, or has freed its cache.
+        """
+        asleep = self.weights + self.context + self.engine_asleep + (0 if self.optimizer_on_host else self.optimizer)
+        rollouts = asleep - self.engine_asleep + self.rollout_engine
+        scoring = self.weights + self.optimizer + self.context + self.engine_asleep + self.logits
+        update = scoring + self.gradients + self.activations
+        sync = rollouts if self.gpu_memory_fraction or self.engine_asleep else asleep
+        return {"rollouts": rollouts, "asleep": asleep, "scoring": scoring, "update": update, "sync": sync}
 
     @property
     def peak(self) -> int:
         """The larger of update and rollouts."""
-        return max(self.update_peak, self.rollout_peak)
+        return max(self.peaks["update"], self.peaks["rollouts"])
 
     def parts(self) -> dict[str, Any]:
         """All of it by name, with the peaks of both phases."""
-        return asdict(self) | {"update_peak": self.update_peak, "rollout_peak": self.rollout_peak}
+        return asdict(self) | {"update_peak": self.peaks["update"], "rollout_peak": self.peaks["rollouts"]}
 
 
 def memory_plan(

@@ -213,9 +213,9 @@ def _missing_memory(plan: Plan, longest_prompt: int) -> Iterator[str]:
     memory, ranks = plan.memory_of(longest_prompt), max(1, plan.config.run.nproc)
     offloaded, room = ranks * memory.optimizer_on_host, plan.machine.memory_bytes
     lower = (
-        f"updates take {size(memory.update_peak)} (lower optim.microbatch_tokens or set backbone.gradient_checkpointing"
-        f"=true), rollouts {size(memory.rollout_peak)} (lower rollout.max_rows); more GPUs with optim.engine=deepspeed "
-        "or a smaller backbone need less"
+        f"updates take {size(memory.peaks['update'])} (lower optim.microbatch_tokens or set backbone."
+        f"gradient_checkpointing=true), rollouts {size(memory.peaks['rollouts'])} (lower rollout.max_rows); more GPUs "
+        "with optim.engine=deepspeed or a smaller backbone need less"
     )
     needs = [(ranks * memory.peak + offloaded, room, "main memory", lower)]
     if plan.on_gpu:

@@ -4,10 +4,8 @@ import os
 import resource
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from exgrpo_cli.base.versions import describe_machine, usable_cores
-from exgrpo_cli.config.settings import Config
+from exgrpo_cli.base.versions import usable_cores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,17 +57,6 @@ def choose_threads(requested: int, cores: int | None = None, *, processes: int =
     its load of the moment, because another number of threads sums in another order and gives other last bits.
     """
     return requested or max(1, (cores or usable_cores()) // (2 * processes))
-
-
-def describe_environment(config: Config, train_hash: str) -> dict[str, Any]:
-    """Versions, devices and the content hash of the training questions, written before step 1."""
-    return {
-        **describe_machine(),
-        "threads": config.run.threads,
-        "devices": [gpu.name for gpu in visible_gpus()],
-        "train_questions_sha256": train_hash,
-        "seed": config.run.seed,
-    }
 
 
 def peak_memory_bytes() -> int:

@@ -230,11 +230,11 @@ def has_ended(run: Path, last_step: int) -> bool:
     if not path.is_file():
         return False
     try:
-        summary = read_json(path, {"steps": int, "finished?": str})
+        summary = read_json(path, {"steps": int, "finished": str})
     except InputError as error:
         warnings.warn(f"{error} The run counts as unfinished.", DamageWarning, stacklevel=2)
         return False
-    ended_early = summary.get("finished") in [ending for ending in Ending if ending.is_final]
+    ended_early = summary["finished"] in [ending for ending in Ending if ending.is_final]
     return ended_early or bool(summary["steps"] >= last_step)
 
 

@@ -238,8 +238,8 @@ def differing_settings(config: Config) -> list[list[str]]:
 
 
 def _versions(run: Path) -> Iterator[Block]:
-    environment = read_json(run / "environment.json", {"packages?": dict})
-    versions = {**environment.pop("packages", {}), **environment}
+    environment = read_json(run / "environment.json", {"packages": dict})
+    versions = {**environment.pop("packages"), **environment}
     rows = [[name, str(value)] for name, value in versions.items() if value]
     yield tables.listing("", ["package", "version"], rows, words=True)
 

@@ -249,14 +249,13 @@ def smaller(config: Config, folder: Path, ranks: Ranks) -> tuple[Config, Prompts
 
 def compared(plan: MemoryPlan, peaks: Sequence[Counter[str]]) -> dict[str, dict[str, int]]:
     """Bytes of each part on the rank that had most: `planned`, `allowed` (the plan with its slack) and `measured`."""
-    planned = {"rollouts": plan.rollout_peak, "asleep": plan.asleep_peak, "scoring": plan.scoring_peak}
     return {
         part: {
             "planned": bound,
             "allowed": int((1 + ROOM) * bound) + SLACK_BYTES,
             "measured": max(of_rank[part] for of_rank in peaks),
         }
-        for part, bound in (planned | {"update": plan.update_peak, "sync": plan.sync_peak}).items()
+        for part, bound in plan.peaks.items()
     }
 
 

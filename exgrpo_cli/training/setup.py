@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.files import write_json, write_text
 from exgrpo_cli.base.reporter import Reporter
+from exgrpo_cli.base.versions import describe_machine
 from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.engines.generators import Generator, RankedGenerator
 from exgrpo_cli.engines.policy.adamw import torch_policy
@@ -21,7 +22,7 @@ from exgrpo_cli.engines.policy.policy import Policy
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.ledger.schemas import IDENTITY_FILE, LedgerIdentity
 from exgrpo_cli.machine.settle import Plan, replay_notes, require_runnable
-from exgrpo_cli.machine.survey import describe_environment
+from exgrpo_cli.machine.survey import visible_gpus
 from exgrpo_cli.models.load import Backbone, load_folder, load_tokenizer, locate
 from exgrpo_cli.questions.prompts import Template, answer_format, check_prompt_lengths, choose_template, encode
 from exgrpo_cli.questions.stream import QuestionStream
@@ -84,7 +85,14 @@ def setup_run(
 def describe_run(config: Config, folder: RunFolder, questions: RunQuestions, ranks: Ranks) -> None:
     """Put on disk what a new run is made of."""
     store_questions(folder.data, config, questions)
-    environment = describe_environment(config, questions.train_hash) | {"ranks": ranks.world_size}
+    environment = {
+        **describe_machine(),
+        "threads": config.run.threads,
+        "devices": [gpu.name for gpu in visible_gpus()],
+        "train_questions_sha256": questions.train_hash,
+        "seed": config.run.seed,
+        "ranks": ranks.world_size,
+    }
     write_json(folder.path / "environment.json", environment)
     remember_run(folder.path, config)
 

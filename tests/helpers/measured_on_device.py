@@ -115,9 +115,9 @@ def memory(device: torch.device, dtype: str, *, checkpointing: bool) -> dict[str
     generator = HFGenerator(model, max_rows=512, eos_ids=())
     params = SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=response)
     phases = {
-        "rollouts": (plan.rollout_peak, lambda: generator.generate(asked, params)),
-        "scoring": (plan.scoring_peak, lambda: policy.score(rows)),
-        "update": (plan.update_peak, lambda: policy.update(batch)),
+        "rollouts": (plan.peaks["rollouts"], lambda: generator.generate(asked, params)),
+        "scoring": (plan.peaks["scoring"], lambda: policy.score(rows)),
+        "update": (plan.peaks["update"], lambda: policy.update(batch)),
     }
     found = {}
     for name, (planned, work) in phases.items():

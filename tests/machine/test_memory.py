@@ -137,12 +137,12 @@ def test_parts_of_a_small_plan_by_hand():
     assert plan.activations == 2 * (layer + 8 * 2) * 32 + (2 + 4 + 2) * 8 * 32
     assert plan.logits == 3 * 32 * 32 * 4
     resident = plan.weights + plan.optimizer + CONTEXT_BYTES
-    assert plan.rollout_peak == resident + plan.rollout_engine
+    assert plan.peaks["rollouts"] == resident + plan.rollout_engine
     # The cache lives for one call of the generator.
-    assert plan.scoring_peak == resident + plan.logits
-    assert plan.update_peak == plan.scoring_peak + plan.gradients + plan.activations
-    assert plan.peak == max(plan.update_peak, plan.rollout_peak)
-    assert plan.asleep_peak == plan.sync_peak == resident
+    assert plan.peaks["scoring"] == resident + plan.logits
+    assert plan.peaks["update"] == plan.peaks["scoring"] + plan.gradients + plan.activations
+    assert plan.peak == max(plan.peaks["update"], plan.peaks["rollouts"])
+    assert plan.peaks["asleep"] == plan.peaks["sync"] == resident
 
 
 @pytest.mark.parametrize(
@@ -199,18 +199,18 @@ def test_vllm_takes_its_fraction_of_the_card_or_what_is_left(name, gpus, card, f
     plan = memory_plan(shape_of(preset_config(name)), config, gpus=gpus, gpu_bytes=card * GIGA)
     assert plan.gpu_memory_fraction == fraction
     assert plan.rollout_engine == int(fraction * (card * GIGA))
-    assert plan.rollout_peak == plan.weights + plan.optimizer + plan.context + plan.rollout_engine <= card * GIGA
+    assert plan.peaks["rollouts"] == plan.weights + plan.optimizer + plan.context + plan.rollout_engine <= card * GIGA
     # Asleep the engine has given all of that back; the sync wakes it.
-    assert plan.asleep_peak == plan.rollout_peak - plan.rollout_engine
-    assert plan.sync_peak == plan.rollout_peak
+    assert plan.peaks["asleep"] == plan.peaks["rollouts"] - plan.rollout_engine
+    assert plan.peaks["sync"] == plan.peaks["rollouts"]
 
 
 def test_vllm_on_a_cpu_keeps_its_memory_during_the_update():
     plan = memory_plan(SMALL, build_config(assignments=["rollout.engine=vllm"]), gpus=1, on_gpu=False)
     assert (plan.gpu_memory_fraction, plan.engine_asleep) == (0, plan.rollout_engine)
     trained = plan.weights + plan.gradients + plan.optimizer + plan.activations + plan.logits
-    assert plan.update_peak == trained + plan.engine_asleep
-    assert plan.asleep_peak == plan.sync_peak == plan.rollout_peak
+    assert plan.peaks["update"] == trained + plan.engine_asleep
+    assert plan.peaks["asleep"] == plan.peaks["sync"] == plan.peaks["rollouts"]
 
 
 def test_stage_3_gathers_a_billion_weights_at_a_time():

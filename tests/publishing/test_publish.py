@@ -24,9 +24,9 @@ from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.commands.train import TrainOptions
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import SCHEMAS, TABLES
+from exgrpo_cli.publishing.contents import MEANINGS, ROW_SCHEMA
 from exgrpo_cli.publishing.hub import ROWS, local_run
 from exgrpo_cli.publishing.package import Private
-from exgrpo_cli.publishing.contents import MEANINGS, ROW_SCHEMA
 from exgrpo_cli.runs.result import write_result
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

@@ -210,7 +210,7 @@ def test_a_digit_of_a_result_is_not_believed(run: Path) -> None:
 
 
 def test_a_finished_run_is_refused_before_anything_is_written(run: Path) -> None:
-    (run / "summary.json").write_text(json.dumps({"steps": 6}))
+    (run / "summary.json").write_text(json.dumps({"steps": 6, "finished": "steps reached"}))
     with (run / "metrics.jsonl").open("a") as journal:
         journal.write('{"step": 7, "to')
     before = contents(run)
