@@ -38,7 +38,7 @@ class Store(AbstractContextManager["Store"]):
         at_step: int | None = None,
     ) -> None:
         """An empty store with a new ledger in `folder`, or the one as it was at the end of step `at_step`; what its
-        ledger holds of later steps is deleted.
+        ledger holds of later steps is deleted. `rules` are the settings of replay: what is stored, and what leaves.
 
         Raises InputError where there is a ledger already, or it is another run's, is being written, is not whole up to
         that step or cannot be read; nothing is deleted then.
@@ -228,6 +228,7 @@ class Store(AbstractContextManager["Store"]):
             self._record_visit(visit, own, collecting=collecting)
 
     def _record_visit(self, visit: Visit, held: Int64[np.ndarray, " held"], *, collecting: bool) -> None:
+        """Record one visit; `held` are the live rows of its question, whose repeats are not stored again."""
         rules, states, question = self.rules, self.questions, self.questions.numbers[visit.question_id]
         assert not states.retired[question], f"question {visit.question_id} was retired before"
         k, members = visit.success_count, visit.num_members or self.group_size

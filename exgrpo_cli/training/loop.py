@@ -33,7 +33,6 @@ def run_step(
 
     with clock.phase("replay"):
         if parts.store is not None:
-            # A share of the retired questions comes back to the stream, in the steps where the settings say so.
             parts.stream.readmit(parts.store.readmit(step, parts.rngs["readmit"]))
         experience = parts.ask_place(place.before, step) if mixed else NO_EXPERIENCE
     rolled = roll_out(parts, state, step, experience, clock)

@@ -202,7 +202,8 @@ def is_own_run(folder: Path, functions: dict[str, str]) -> bool:
 
 
 def train_in_ranks(start: RunStart, config: Config, flags: Sequence[str]) -> int:
-    """Run this command once per rank of this host; returns the exit code."""
+    """Run `exgrpo train` once per rank of this host, with the settled `config` and the `flags` that are given to each;
+    returns the exit code."""
     from exgrpo_cli.ranks import run_ranks
 
     command = ["-m", "exgrpo_cli", "train", "--output", str(start.folder), *flags]
