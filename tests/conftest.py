@@ -82,13 +82,9 @@ def shared_data() -> Path:
 def tiny_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cache folder for the suite, so that a test never touches the user's."""
     folder = tmp_path_factory.mktemp("cache")
-    before = os.environ.get("EXGRPO_CACHE")
-    os.environ["EXGRPO_CACHE"] = str(folder)
-    yield folder
-    if before is None:
-        del os.environ["EXGRPO_CACHE"]
-    else:
-        os.environ["EXGRPO_CACHE"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EXGRPO_CACHE", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="session")

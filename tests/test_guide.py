@@ -1,16 +1,16 @@
 """The guide: everything on its pages is typed in order, shortened where it must be."""
 
 import json
-import os
 import re
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
 from conftest import SMALL_RUN
 from made_results import write_claim_results
+from question_sources import write
 
 from exgrpo_cli.commands import run
 
@@ -18,17 +18,6 @@ GUIDE = Path(__file__).parents[1] / "docs" / "guide"
 Shorten = Callable[[list[str]], list[str]]
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
-
-
-@contextmanager
-def inside(folder: Path) -> Iterator[None]:
-    """The working folder of what a page does."""
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
 
 
 def play(page: str, shorten: Shorten) -> list[str]:
@@ -51,16 +40,14 @@ def play(page: str, shorten: Shorten) -> list[str]:
 
 def test_your_data_your_model(tmp_path: Path) -> None:
     """Questions in GSM8K's layout; the toy and its four steps are short as they stand."""
-    rows = [
-        {"question": f"A box holds {n} eggs. How many are in 7 boxes?", "answer": f"7 * {n}\n#### {7 * n}"}
-        for n in range(30)
-    ]
-    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with inside(tmp_path):
+    asked = "A box holds {} eggs. How many are in 7 boxes?"
+    rows = [{"question": asked.format(n), "answer": f"7 * {n}\n#### {7 * n}"} for n in range(30)]
+    write(tmp_path / "mine.jsonl", *rows)
+    with chdir(tmp_path):
         typed = play("your-data-your-model.md", lambda arguments: arguments)
     assert len(typed) == 10
-    assert json.loads((tmp_path / "runs/first/summary.json").read_text())["steps"] == 6
-    assert json.loads((tmp_path / "runs/first/summary.json").read_text())["heldout"]["set"] == "mine-heldout"
+    summary = json.loads((tmp_path / "runs/first/summary.json").read_text())
+    assert (summary["steps"], summary["heldout"]["set"]) == (6, "mine-heldout")
     assert (tmp_path / "results/after/results.json").is_file()
 
 
@@ -76,7 +63,7 @@ def test_reading_a_run(small_backbone: Path, tmp_path: Path) -> None:
             return [*arguments, *small(small_backbone)]
         return [{"40": "4"}.get(each, each) for each in arguments]
 
-    with inside(tmp_path):
+    with chdir(tmp_path):
         play("reading-a-run.md", shorten)
     healthy, sick = (json.loads((tmp_path / f"runs/{name}/summary.json").read_text()) for name in ("healthy", "sick"))
     assert healthy["steps"] == sick["steps"] == 6
@@ -96,7 +83,7 @@ def test_a_study_of_your_own(small_backbone: Path, tmp_path: Path) -> None:
         carried = write_claim_results(tmp_path / "carried", "forgetting.toml", method="young")
         return [*arguments, "--results", str(carried)]
 
-    with inside(tmp_path):
+    with chdir(tmp_path):
         play("a-study-of-your-own.md", shorten)
     found = json.loads((tmp_path / "studies/forgetting/results.json").read_text())
     assert found["claims"]["forgetting"]["verdict"] == "supported"

@@ -2,6 +2,7 @@
 
 import itertools
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,8 @@ PUBLISHED = ("llama-8b", "llama-8b-instruct", "luffy-7b", "qwen-7b-instruct", "q
 SMALL = ("qwen2.5-0.5b-instruct", "smollm2-135m", "tiny")
 BACKBONES = (*PUBLISHED, *SMALL)
 
+ON_POLICY = {("replay", "enabled"): False, ("replay", "retirement"): False, ("objective", "clip_in_mixed_phase"): True}
+ROUNDS = ON_POLICY | {("rollout", "max_rounds"): 10}
 # The paper's ablation arms and what each changes against ExGRPO, as (section, key): value.
 ARMS = {
     "uniform-questions": {("replay", "sampler"): "uniform"},
@@ -29,39 +32,27 @@ ARMS = {
     "sigma-0.1875": {("replay", "sigma"): 0.1875},
     "mu-0.25": {("replay", "mu"): 0.25},
     "readmit": {("replay", "readmit_fraction"): 0.1},
-    "grpo": {
-        ("replay", "enabled"): False,
-        ("replay", "retirement"): False,
-        ("objective", "clip_in_mixed_phase"): True,
-    },
-    **{
-        name: {
-            ("replay", "enabled"): False,
-            ("replay", "retirement"): False,
-            ("objective", "clip_in_mixed_phase"): True,
-            **own,
-        }
-        for name, own in {
-            "dynamic-sampling": {("rollout", "max_rounds"): 10},
-            "dapo": {
-                ("rollout", "max_rounds"): 10,
-                ("objective", "clip_high"): 0.28,
-                ("objective", "aggregation"): "token-mean",
-            },
-            "dbb": {("objective", "baseline"): "history"},
-        }.items()
-    },
+    "grpo": ON_POLICY,
+    "dynamic-sampling": ROUNDS,
+    "dapo": ROUNDS | {("objective", "clip_high"): 0.28, ("objective", "aggregation"): "token-mean"},
+    "dbb": ON_POLICY | {("objective", "baseline"): "history"},
     "random": {("replay", "metric"): "random"},
     **{
         f"{metric}-{direction}": {("replay", "metric"): metric, ("replay", "direction"): direction}
         for metric, direction in itertools.product(("ent", "ent-sum", "ppl", "length"), ("min", "max"))
     },
     **{
-        f"sampler-{sampler}": {("replay", "sampler"): sampler}
-        for sampler in ("normal", "linear", "linear-clip", "sqrt", "uniform")
+        f"sampler-{name}": {("replay", "sampler"): name}
+        for name in ("normal", "linear", "linear-clip", "sqrt", "uniform")
     },
     "exgrpo": {},
 }
+
+
+def saved_and_read(config: Config, folder: Path) -> Config:
+    """What a run folder's own configuration gives."""
+    (folder / "config.toml").write_text(to_toml(config))
+    return build_config(config_file=folder / "config.toml")
 
 
 def differences(config: Config, reference: Config) -> dict[tuple[str, str], object]:
@@ -105,10 +96,8 @@ def test_other_replay_methods_say_where_they_are_from_and_leave_the_base_alone(m
         with pytest.raises(InputError, match=rf"method {method} has no \[published\] table"):
             build_config(method=method, options=pool_of(method), as_published=True)
         return
-    applied = build_config(method=method, options=pool_of(method), as_published=True)
-    for section, values in published.items():
-        for key, value in values.items():
-            assert getattr(getattr(applied, section), key) == value
+    applied = tomllib.loads(to_toml(build_config(method=method, options=pool_of(method), as_published=True)))
+    assert all(applied[section].items() >= values.items() for section, values in published.items())
 
 
 def test_a_method_of_ones_own_is_a_file(tmp_path):
@@ -116,9 +105,7 @@ def test_a_method_of_ones_own_is_a_file(tmp_path):
     file.write_text("[replay]\nratio = 0.25\n[published.objective]\nclip_high = 0.28\n")
     config = build_config(method=str(file), as_published=True)
     assert (config.run.method, config.replay.ratio, config.objective.clip_high) == ("mine", 0.25, 0.28)
-    saved = tmp_path / "config.toml"
-    saved.write_text(to_toml(config))
-    assert build_config(config_file=saved) == config
+    assert saved_and_read(config, tmp_path) == config
     file.write_text('[replay]\nmetric = "python:mine:f"\n')
     with pytest.raises(InputError, match=r"runs code of yours \(replay.metric = 'python:mine:f'\): add --allow-code"):
         build_config(method=str(file))
@@ -132,13 +119,9 @@ def test_a_method_of_ones_own_is_a_file(tmp_path):
 def test_a_method_changes_what_its_arm_names_and_nothing_else(method):
     changed = differences(build_config(method=method), build_config(method="exgrpo"))
     changed.pop(("run", "method"), None)
-    reference = build_config(method="exgrpo")
-    expected = {
-        (section, key): value
-        for (section, key), value in ARMS[method].items()
-        if getattr(getattr(reference, section), key) != value
-    }
-    assert changed == expected
+    reference = tomllib.loads(to_toml(build_config(method="exgrpo")))
+    own = ARMS[method].items()
+    assert changed == {(section, key): value for (section, key), value in own if reference[section][key] != value}
 
 
 @pytest.mark.parametrize("backbone", PUBLISHED)
@@ -190,9 +173,7 @@ def test_precedence_from_defaults_to_assignments(tmp_path):
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_a_resolved_configuration_repeats_itself(tmp_path, backbone):
     config = build_config(backbone=backbone, method="no-shaping", assignments=["replay.ratio=0.3"])
-    file = tmp_path / "config.toml"
-    file.write_text(to_toml(config))
-    assert build_config(config_file=file) == config
+    assert saved_and_read(config, tmp_path) == config
 
 
 def test_a_model_of_ones_own_is_named_after_its_last_path_part(tmp_path, monkeypatch):
@@ -201,9 +182,7 @@ def test_a_model_of_ones_own_is_named_after_its_last_path_part(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     config = build_config(backbone="my-model")
     assert (config.backbone.name, config.backbone.source) == ("my-model", str(folder))
-    file = tmp_path / "config.toml"
-    file.write_text(to_toml(config))
-    assert build_config(config_file=file) == config
+    assert saved_and_read(config, tmp_path) == config
     hub = build_config(backbone="Qwen/Qwen2.5-0.5B").backbone
     assert (hub.name, hub.source) == ("Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B")
 
@@ -212,18 +191,10 @@ def test_a_model_of_ones_own_is_named_after_its_last_path_part(tmp_path, monkeyp
     ("arguments", "text", "message"),
     [
         ({"method": "exgrop"}, "", "unknown method preset 'exgrop'. Did you mean 'exgrpo'?"),
-        (
-            {"backbone": "qwen-math-1.5"},
-            "",
-            "backbone 'qwen-math-1.5' is neither a preset, nor a folder, nor a GGUF file, nor a hub id",
-        ),
+        ({"backbone": "qwen-math-1.5"}, "", "'qwen-math-1.5' is neither a preset, nor a folder, nor a GGUF file, nor"),
         ({"method": "grpo"}, '[run]\nmethod = "exgrpo"', "--method grpo contradicts 'exgrpo' in"),
         ({"regime": "sparse"}, '[run]\nregime = "strong"', "--regime sparse contradicts 'strong' in"),
-        (
-            {"regime": "sparse", "backbone": "qwen-math-7b"},
-            "",
-            "--regime sparse is a start of the tiny backbone, not of qwen-math-7b",
-        ),
+        ({"regime": "sparse", "backbone": "luffy-7b"}, "", "sparse is a start of the tiny backbone, not of luffy-7b"),
         ({"backbone": "tiny"}, '[backbone]\nname = "luffy-7b"', "--backbone tiny contradicts 'luffy-7b' in"),
         ({}, '[backbone]\nname = "tyni"', "'tyni' is no preset and backbone.source is missing. Did you mean 'tiny'?"),
         ({}, "[run]\nmethod = 3", "run.method = 3 must be text, not int."),
@@ -231,11 +202,7 @@ def test_a_model_of_ones_own_is_named_after_its_last_path_part(tmp_path, monkeyp
         ({}, "[replay]\nrato = 1", "unknown key replay.rato. Did you mean 'replay.ratio'?"),
         ({"assignments": ["run.method=grpo"]}, "", "--set run.method would change the name but not the preset"),
         ({"assignments": ["optim.learning_rate=nan"]}, "", "optim.learning_rate = nan is out of range"),
-        (
-            {"assignments": ["arithmetic.levels=[2, 3, 2]"]},
-            "",
-            "arithmetic.levels = (2, 3, 2) is out of range: use levels",
-        ),
+        ({"assignments": ["arithmetic.levels=[3, 3]"]}, "", "arithmetic.levels = (3, 3) is out of range: use levels"),
     ],
 )
 def test_what_is_refused_is_named(tmp_path, arguments, text, message):
@@ -243,20 +210,16 @@ def test_what_is_refused_is_named(tmp_path, arguments, text, message):
     file.write_text(text)
     with pytest.raises(InputError) as caught:
         build_config(config_file=file, **arguments)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("regime", preset_names("regimes"))
 def test_every_regime_loads_and_repeats_itself(tmp_path, regime):
-    about = load_preset("regimes", regime)["about"]
-    assert about["title"]
+    assert load_preset("regimes", regime)["about"]["title"]
     for method in ("grpo", "exgrpo"):
         config = build_config(regime=regime, method=method)
         assert (config.run.regime, config.run.method) == (regime, method)
-    file = tmp_path / "config.toml"
-    file.write_text(to_toml(config))
-    assert build_config(config_file=file) == config
+        assert saved_and_read(config, tmp_path) == config
 
 
 def test_a_regime_is_weaker_than_the_method_and_whatever_is_said_besides(tmp_path):

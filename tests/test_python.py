@@ -1,9 +1,9 @@
 """The face in Python: light to import, typed, and every example of its page runs."""
 
-import os
 import re
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def test_importing_is_light_and_offers_what_the_page_shows() -> None:
 def played(small_backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the page's examples leave behind, with a backbone and settings of seconds."""
     small = dict(setting.split("=", 1) for setting in SMALL_RUN if not setting.startswith("run.steps"))
-    values = {name: eval(value, {"false": False}) for name, value in small.items()}
+    values = {name: eval(value, {"false": False, "exact": "exact"}) for name, value in small.items()}
     values |= {"backbone.source": str(small_backbone), "backbone.name": "small", "rollout.max_response_tokens": 100}
     code = "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL))
     for old, new in (
@@ -47,14 +47,10 @@ def played(small_backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> di
         code = code.replace(old, new)
     sizes = {name: value for name, value in values.items() if name.startswith("arithmetic.")}
     seen: dict[str, Any] = {"SMALL": values, "SIZES": sizes}
-    folder, before = tmp_path_factory.mktemp("page"), Path.cwd()
-    os.chdir(folder)
-    try:
+    folder = tmp_path_factory.mktemp("page")
+    with chdir(folder):
         exec(code, seen)
-    finally:
-        os.chdir(before)
-    seen["folder"] = folder
-    return seen
+    return seen | {"folder": folder}
 
 
 @pytest.mark.slow

@@ -79,12 +79,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None: ...
 
-    def do_HEAD(self) -> None:
-        self._get(body=False)
-
-    def do_GET(self) -> None:
-        self._get(body=True)
-
     def do_POST(self) -> None:
         content = self._body()
         path = urlsplit(self.path).path
@@ -138,12 +132,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._json(200, {"files": files})
 
     def _batch(self, asked: dict) -> None:
-        objects = []
-        for each in asked["objects"]:
-            entry = {"oid": each["oid"], "size": each["size"]}
+        objects = [{"oid": each["oid"], "size": each["size"]} for each in asked["objects"]]
+        for each in objects:
             if each["oid"] not in self.hub.objects:
-                entry["actions"] = {"upload": {"href": f"{self.hub.endpoint}/lfs/{each['oid']}"}}
-            objects.append(entry)
+                each["actions"] = {"upload": {"href": f"{self.hub.endpoint}/lfs/{each['oid']}"}}
         self._json(200, {"transfer": "basic", "objects": objects})
 
     def _commit(self, name: str, repository: Repository, lines: list[dict]) -> None:
@@ -160,11 +152,11 @@ class _Handler(BaseHTTPRequestHandler):
         address = f"{self.hub.endpoint}/{name}/commit/{repository.sha}"
         self._json(200, {"commitUrl": address, "commitOid": repository.sha})
 
-    def _get(self, *, body: bool) -> None:
+    def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
         for part, (status, code) in self.hub.refusals.items():
             if part in path:
-                return self._send(status, b"<html>refused", {"X-Error-Code": code}, body=True)
+                return self._send(status, b"<html>refused", {"X-Error-Code": code})
         if path == "/api/whoami-v2":
             return self._json(200, {"name": "me"}) if self._user() else self._refuse(401, "")
         repository = self._repository(path)
@@ -174,32 +166,33 @@ class _Handler(BaseHTTPRequestHandler):
         if revision is not None and revision[1] not in ("main", repository.sha):
             return self._refuse(404, "RevisionNotFound")
         if "/resolve/" in path:
-            return self._file(repository, path, body=body)
+            return self._file(repository, path)
         if "/tree/" in path:
             return self._json(200, self._entries(repository, path.split("/tree/")[1].partition("/")[2]))
         siblings = [{"rfilename": name, "size": len(content)} for name, content in repository.files.items()]
         name = "/".join(path.split("/")[3:5])
         self._json(200, {"_id": "1", "id": name, "sha": repository.sha, "siblings": siblings, "tags": []})
 
-    def _file(self, repository: Repository, path: str, *, body: bool) -> None:
+    do_HEAD = do_GET
+
+    def _file(self, repository: Repository, path: str) -> None:
         name = path.split("/resolve/")[1].partition("/")[2]
         if name not in repository.files:
             return self._refuse(404, "EntryNotFound")
         content = repository.files[name]
-        if body:
-            self.hub.downloaded.append(name)
         headers = {"ETag": f'"{sha256(content)}"', "X-Repo-Commit": repository.sha}
-        asked = self.headers.get("Range", "")
-        if body and self.hub.cut_after is not None and not name.endswith(".md"):
+        if self.command == "HEAD":
+            return self._send(200, content, headers)
+        self.hub.downloaded.append(name)
+        if self.hub.cut_after is not None and not name.endswith(".md"):
             self.close_connection = True
             headers["Content-Length"] = str(len(content))
-            return self._send(200, content[: self.hub.cut_after], headers, body=True)
-        if body and asked.startswith("bytes="):
-            first, _, last = asked.removeprefix("bytes=").partition("-")
-            end = min(int(last) + 1 if last else len(content), len(content))
+            return self._send(200, content[: self.hub.cut_after], headers)
+        if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+            first, end = int(asked[1]), min(int(asked[2] or len(content)) + 1, len(content))
             headers["Content-Range"] = f"bytes {first}-{end - 1}/{len(content)}"
-            return self._send(206, content[int(first) : end], headers, body=True)
-        self._send(200, content, headers, body=body)
+            return self._send(206, content[first:end], headers)
+        self._send(200, content, headers)
 
     def _paths_info(self, path: str, content: bytes) -> None:
         repository = self._repository(path)
@@ -244,19 +237,17 @@ class _Handler(BaseHTTPRequestHandler):
         return b"".join(chunks)
 
     def _refuse(self, status: int, code: str) -> None:
-        self._send(status, b'{"error": "refused"}', {"X-Error-Code": code} if code else {}, body=True)
+        self._send(status, b'{"error": "refused"}', {"X-Error-Code": code} if code else {})
 
     def _json(self, status: int, value: object) -> None:
-        self._send(status, json.dumps(value).encode(), {"Content-Type": "application/json"}, body=True)
+        self._send(status, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
-    def _send(self, status: int, content: bytes, headers: dict[str, str], *, body: bool) -> None:
+    def _send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
-        for key, value in headers.items():
+        for key, value in {"Content-Length": str(len(content)), **headers}.items():
             self.send_header(key, value)
-        if "Content-Length" not in headers:
-            self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        if body and self.command != "HEAD":
+        if self.command != "HEAD":
             self.wfile.write(content)
 
 
@@ -266,10 +257,8 @@ def local_hub() -> Iterator[LocalHub]:
     hub = LocalHub()
     handler = type("Handler", (_Handler,), {"hub": hub})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    hub.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
+    hub.endpoint = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:
         yield hub
     finally:

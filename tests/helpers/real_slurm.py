@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from two_ranks import free_port
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
 SEARCHED = f"{os.environ['PATH']}:/usr/sbin"
 CONFIG = """
@@ -40,17 +42,6 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """No accounting, which would need a database: submitit then knows a task's end by what it leaves behind."""
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 def why_not() -> str:
     """What keeps Slurm from being started here; empty where nothing does."""
     missing = [name for name in PROGRAMS if shutil.which(name, path=SEARCHED) is None]
@@ -69,7 +60,8 @@ def real_slurm(setenv: Callable[[str, str], None]) -> Iterator[None]:
     for name in ("spool", "state"):
         (folder / name).mkdir()
     config = folder / "slurm.conf"
-    config.write_text(CONFIG.format(host=socket.gethostname(), ports=free_ports(2), cpus=os.cpu_count(), folder=folder))
+    ports = [free_port(), free_port()]
+    config.write_text(CONFIG.format(host=socket.gethostname(), ports=ports, cpus=os.cpu_count(), folder=folder))
     setenv("SLURM_CONF", str(config))
     key = folder / "munge.key"
     key.write_bytes(os.urandom(1024))

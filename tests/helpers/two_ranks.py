@@ -35,13 +35,8 @@ def agents(arguments: list[str], folders: Sequence[Path]) -> list[subprocess.Pop
     """One torchrun agent of one rank per folder, as if each were a host of its own, at work in its folder."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(folders)), "--nproc-per-node", "1"]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-id", "hosts"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return [
-        subprocess.Popen(
-            [*command, "-m", "exgrpo_cli", "train", *arguments],
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        subprocess.Popen([*command, "-m", "exgrpo_cli", "train", *arguments], cwd=folder, text=True, **pipes)
         for folder in folders
     ]

@@ -46,16 +46,11 @@ def test_lines_and_parts_put_together_by_cat_are_one_file(tmp_path):
     [(".gz", "cut"), (".zst", "cut"), (".gz", "other"), (".zst", "other"), (".gz", "flipped")],
 )
 def test_a_damaged_packed_file_is_one_line(tmp_path, capsys, suffix, harm):
-    data = bytearray(PACK[suffix](text_of(".jsonl", *ROWS).encode() * 500))
-    if harm == "cut":
-        data = data[: len(data) // 2]
-    elif harm == "other":
-        data = bytearray(b'{"question": "1?", "answer": "1"}\n')
-    else:
-        middle = len(data) // 2
-        data[middle : middle + 8] = b"\xff" * 8
+    text = text_of(".jsonl", *ROWS).encode() * 500
+    data = PACK[suffix](text)
+    half, rest = data[: len(data) // 2], data[len(data) // 2 + 8 :]
     path = tmp_path / f"set.jsonl{suffix}"
-    path.write_bytes(data)
+    path.write_bytes({"cut": half, "other": text, "flipped": half + b"\xff" * 8 + rest}[harm])
     code = run(["prepare", str(path), "--output", str(tmp_path / "out.parquet"), "--quiet"])
     said = capsys.readouterr().err
     assert (code, str(path) in said, said.count("\n")) == (2, True, 1)
@@ -73,9 +68,7 @@ def test_a_damaged_packed_file_is_one_line(tmp_path, capsys, suffix, harm):
 def test_rows_inside_an_object(tmp_path, text):
     (tmp_path / "set.json").write_text(text % json.dumps(ROWS))
     assert [row for _, row in iter_rows(tmp_path / "set.json")] == ROWS
-
-
-def test_a_row_whose_own_columns_hold_lists_is_a_row(tmp_path):
+    # A row whose own columns hold lists is a row.
     row = {"prompt": [{"role": "user", "content": "Sum?"}], "answer": "7", "data": [1]}
     (tmp_path / "set.json").write_text(json.dumps(row))
     assert [found for _, found in iter_rows(tmp_path / "set.json")] == [row]
@@ -86,11 +79,7 @@ def test_a_row_whose_own_columns_hold_lists_is_a_row(tmp_path):
     [
         ("set.jsonl", '{"question": "1?", "answer": "1"}\n{"question": \n', "line 2 is not JSON"),
         ("set.jsonl", "[1, 2]\n", r"line 1 is '\[1, 2\]', it must be an object"),
-        (
-            "set.jsonl",
-            b'{"question": "What?"}\n{"question": "Caf\xe9?"}\n',
-            "line 2 is not JSON .*utf-8",
-        ),
+        ("set.jsonl", b'{"question": "What?"}\n{"question": "Caf\xe9?"}\n', "line 2 is not JSON .*utf-8"),
         ("set.jsonl", '{"a": 1}\n' + '{"a":' * 100_000, "line 2 is not JSON .*recursion"),
         ("set.json", '{"a":' * 100_000, "set.json is not JSON .*recursion"),
         ("set.json", '[{"question": "1?", "answer": "1"}, {"que', "is not JSON .*: line 1 column 38"),

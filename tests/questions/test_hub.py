@@ -25,7 +25,7 @@ configs:
 ---
 # A card
 """
-NOWHERE = "http://127.0.0.1:9"
+
 PARTS = ["main/train-00000-of-00002.jsonl", "main/train-00001-of-00002.jsonl"]
 
 
@@ -33,22 +33,20 @@ def rows(*answers: str) -> bytes:
     return text_of(".jsonl", *({"question": f"{each} - 0 = ?", "answer": each} for each in answers)).encode()
 
 
-def files() -> dict[str, bytes]:
-    return {
-        "README.md": CARD.encode(),
-        PARTS[0]: rows("1", "2"),
-        PARTS[1]: rows("3"),
-        "main/test-00000-of-00001.jsonl": rows("4", "5"),
-        "socratic.jsonl": rows("6"),
-        "load.py": b"raise SystemExit('run from the hub')",
-    }
+FILES = {
+    "README.md": CARD.encode(),
+    **dict(zip(PARTS, (rows("1", "2"), rows("3")), strict=True)),
+    "main/test-00000-of-00001.jsonl": rows("4", "5"),
+    "socratic.jsonl": rows("6"),
+    "load.py": b"raise SystemExit('run from the hub')",
+}
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
     """A hub that has some/questions, which this process's client asks without a token."""
     with local_hub() as hub:
-        hub.repositories["dataset", "some/questions"] = Repository(files=files())
+        hub.repositories["dataset", "some/questions"] = Repository(files=FILES)
         talk_to(hub.endpoint, tmp_path, monkeypatch)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 2)
         monkeypatch.delenv("HF_TOKEN", raising=False)
@@ -61,12 +59,6 @@ def read(source: str, steps: list[tuple[int, int, str]] | None = None) -> Prepar
 
 def answers(source: str) -> list[str]:
     return [question.answer for question in read(source).questions]
-
-
-@pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    yield
 
 
 @pytest.mark.parametrize(
@@ -91,7 +83,7 @@ def test_a_data_set_is_read_cached_and_read_again_offline(hub, monkeypatch):
     assert [question.answer for question in reading.questions] == ["1", "2", "3"]
     assert reading.source.to_json() == {"source": "some/questions", "revision": commit, "split": "main/train"}
     # Three rows of the two parts; the progress ends with all of their bytes.
-    size = sum(len(files()[part]) for part in PARTS)
+    size = sum(len(FILES[part]) for part in PARTS)
     fetched = [step[:2] for step in steps if step[2] == "fetching files"]
     assert fetched[-1] == (size, size) and len(fetched) >= 3
     # Only the card and the chosen files were fetched, and nothing of the repository was run.
@@ -113,9 +105,8 @@ def test_offline_a_part_of_a_data_set_is_not_taken_for_the_whole(hub, tmp_path, 
     with pytest.raises(ExgrpoError, match="403"):
         read("some/questions")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        InputError, match=r"b.jsonl of some/questions@main is not in the cache .* and HF_HUB_OFFLINE is set"
-    ):
+    missing = r"b.jsonl of some/questions@main is not in the cache .* and HF_HUB_OFFLINE is set"
+    with pytest.raises(InputError, match=missing):
         read("some/questions")
     # What another program fetched is all there.
     for listing in tmp_path.glob("*/.listings/*"):
@@ -166,7 +157,7 @@ def test_a_broken_download_leaves_nothing_half_and_the_next_one_fetches_what_is_
 
 
 def test_a_hub_that_does_not_answer(tmp_path, monkeypatch):
-    talk_to(NOWHERE, tmp_path, monkeypatch)
+    talk_to("http://127.0.0.1:9", tmp_path, monkeypatch)
     with pytest.raises(RunError, match="HF_HUB_OFFLINE=1 uses the cache"):
         read("some/questions:main")
 

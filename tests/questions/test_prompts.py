@@ -81,25 +81,19 @@ def test_a_box_can_be_overridden_and_a_think_block_is_not_opened_twice():
     assert render(choose_template("thought-solution", tok), PLAIN, tok).endswith("[assistant]<think>\n")
 
 
-def test_the_seen_text_has_the_special_tokens_around_a_plain_text():
+def test_plain_text_gets_the_tokenizers_special_tokens_and_a_chat_text_does_not():
     tok = tokenizer()
-    assert seen_text(choose_template("bare", tok), PLAIN, tok) == "<s>2+2=?"
-    assert seen_text(choose_template("chat", tok), PLAIN, tok) == "[user]2+2=?[assistant]"
-    tok.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A <s> <s>", special_tokens=[("<s>", 0)]
-    )
-    # 5 characters and the three that the tokenizer adds.
-    assert len(encode(choose_template("bare", tok), PLAIN, tok)) == 8
-    assert seen_text(choose_template("bare", tok), PLAIN, tok).replace(" ", "") == "<s>2+2=?<s><s>"
-
-
-def test_plain_text_gets_the_tokenizers_bos_and_a_chat_text_does_not():
-    tok = tokenizer()
-    bare = encode(choose_template("bare", tok), PLAIN, tok)
+    bare, chat = (choose_template(name, tok) for name in ("bare", "chat"))
+    ids = encode(bare, PLAIN, tok)
     # <s>, then the characters 2 + 2 = ? with ids 1 + ord - 32.
-    assert bare.tolist() == [0, 19, 12, 19, 30, 32] and bare.dtype == np.int32
-    chat = encode(choose_template("chat", tok), PLAIN, tok)
-    assert len(chat) == len("[user]2+2=?[assistant]") and 0 not in chat
+    assert ids.tolist() == [0, 19, 12, 19, 30, 32] and ids.dtype == np.int32
+    assert len(encode(chat, PLAIN, tok)) == len("[user]2+2=?[assistant]") and 0 not in encode(chat, PLAIN, tok)
+    assert (seen_text(bare, PLAIN, tok), seen_text(chat, PLAIN, tok)) == ("<s>2+2=?", "[user]2+2=?[assistant]")
+    around = processors.TemplateProcessing(single="<s> $A <s> <s>", special_tokens=[("<s>", 0)])
+    tok.backend_tokenizer.post_processor = around
+    # 5 characters and the three that the tokenizer adds.
+    assert len(encode(bare, PLAIN, tok)) == 8
+    assert seen_text(bare, PLAIN, tok).replace(" ", "") == "<s>2+2=?<s><s>"
 
 
 def test_lengths_over_the_limit_name_the_longest_question():

@@ -6,16 +6,15 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from benchmark_layouts import SYSTEM, verl
 from question_sources import question, write
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.types import Message
 from exgrpo_cli.questions.question_file import (
     MADE_BY_PREPARE,
     content_hash,
     is_prepared,
     prompt_of,
-    question_id,
     read_metadata,
     read_questions,
     write_questions,
@@ -36,13 +35,9 @@ def test_the_id_is_the_hash_of_the_normalised_last_user_message_and_the_answer()
     assert question(" １ +\n２  = ?", answer=" 3 ").id == expected
     assert question(("system", "Think."), "1 + 2 = ?", answer="3").id == expected
     assert question("1 + 2 = ?", answer="4").id != expected
-    turns = (("user", "Hello"), ("assistant", "Yes?"), ("user", "1 + 2 = ?"))
-    assert question_id([Message(role=role, content=content) for role, content in turns], "3") == expected
-
-
-def test_a_prompt_without_a_user_message_has_no_id():
+    assert question("Hello", ("assistant", "Yes?"), "1 + 2 = ?", answer="3").id == expected
     with pytest.raises(InputError, match=r"roles \['system'\] has no user message"):
-        question_id([Message(role="system", content="Think.")], "3")
+        question(("system", "Think."))
 
 
 @pytest.mark.parametrize("layout", ["canonical", "verl"])
@@ -56,10 +51,9 @@ def test_what_is_written_is_read_again(tmp_path, layout):
     path = tmp_path / "new folder" / "questions.parquet"
     write_questions(path, asked, {"made_by": MADE_BY_PREPARE, "options": {"seed": 3}}, layout)
     found = read_questions(path)
-    assert found.questions == asked
+    assert (found.questions, found.num_folded) == (asked, 0)
     assert found.content_hash == content_hash(asked) == found.metadata["content_hash"]
     assert found.metadata["options"] == {"seed": 3} and is_prepared(found.metadata)
-    assert found.num_folded == 0
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -81,17 +75,11 @@ def test_the_canonical_schema(tmp_path):
 
 
 def test_a_verl_file_as_others_write_it(tmp_path):
-    row = {
-        "data_source": "aime",
-        "prompt": [{"content": "Think.", "role": "system"}, {"content": "2+2=?", "role": "user"}],
-        "ability": "math",
-        "reward_model": {"ground_truth": "4", "style": "rule"},
-        # Metadata of others are not ours.
-        "extra_info": {"index": 0, "split": "default", "metadata": {"url": "x"}},
-        "target": [{"role": "assistant", "content": "a long trace"}],
-    }
+    # Metadata of others are not ours.
+    more = {"extra_info": {"index": 0, "split": "default", "metadata": {"url": "x"}}}
+    row = {**verl("aime", system=True)("2+2=?", "4"), **more, "target": [{"role": "assistant", "content": "a trace"}]}
     found = read_questions(write(tmp_path / "verl.parquet", row, row))
-    assert found.questions == (question(("system", "Think."), "2+2=?", source="aime"),)
+    assert found.questions == (question(("system", SYSTEM["content"]), "2+2=?", source="aime"),)
     assert (found.num_folded, found.metadata) == (1, {})
 
 
@@ -130,18 +118,20 @@ def test_a_wrong_file_names_file_row_field_and_value(tmp_path, rows, message):
     assert str(path) in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_an_empty_file_a_folder_another_format_and_no_file(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("empty.parquet", "has no questions"),
+        (".", "is a folder, not a question file"),
+        ("text.parquet", "cannot be read .*fetch it again"),
+        ("nowhere.parquet", "does not exist"),
+    ],
+)
+def test_an_empty_file_a_folder_another_format_and_no_file(tmp_path, name, message):
     write_questions(tmp_path / "empty.parquet", [], {})
     (tmp_path / "text.parquet").write_text("hello")
-    cases = {
-        "empty.parquet": "has no questions",
-        ".": "is a folder, not a question file",
-        "text.parquet": "cannot be read .*fetch it again",
-        "nowhere.parquet": "does not exist",
-    }
-    for name, message in cases.items():
-        with pytest.raises(InputError, match=message):
-            read_questions(tmp_path / name)
+    with pytest.raises(InputError, match=message):
+        read_questions(tmp_path / name)
 
 
 def test_metadata_of_other_files_is_empty(tmp_path):

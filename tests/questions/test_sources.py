@@ -83,10 +83,8 @@ def test_multiple_choice_in_its_forms(tmp_path, row, gold):
     ],
 )
 def test_multiple_choice_rows_without_a_gold_option_say_why(tmp_path, options, answer, reason):
-    good, bad = (
-        {"question": "Which?", "options": own, "answer": gold} for own, gold in ((["x", "y"], "A"), (options, answer))
-    )
-    reading = read(write(tmp_path / "set.jsonl", good, bad))
+    good, bad = {"options": ["x", "y"], "answer": "A"}, {"options": options, "answer": answer}
+    reading = read(write(tmp_path / "set.jsonl", *({"question": "Which?", **row} for row in (good, bad))))
     assert (reading.num_read, len(reading.questions), list(reading.dropped)) == (2, 1, [reason])
 
 
@@ -112,13 +110,8 @@ def test_named_fields_reach_into_structs_and_patterns_cut_the_gold_out(tmp_path)
 
 
 def test_rows_that_are_no_questions_are_counted_with_their_reason(tmp_path):
-    rows = [
-        {"question": "1?", "answer": "so #### 1"},
-        {"question": "2?", "answer": "nothing"},
-        {"question": " ", "answer": "#### 3"},
-        {"question": "4?", "answer": None},
-        {"question": "half \ud800", "answer": "#### 5"},
-    ]
+    asked = {"1?": "so #### 1", "2?": "nothing", " ": "#### 3", "4?": None, "half \ud800": "#### 5"}
+    rows = [{"question": question, "answer": answer} for question, answer in asked.items()]
     reading = read(write(tmp_path / "set.jsonl", *rows))
     assert pairs(reading) == [("1?", "1")]
     assert list(reading.dropped) == ["no #### answer", "no question", "no answer", "text is not valid Unicode"]
@@ -127,11 +120,11 @@ def test_rows_that_are_no_questions_are_counted_with_their_reason(tmp_path):
 
 
 def test_exact_duplicates_are_folded_and_one_id_with_other_messages_is_an_error(tmp_path):
-    row = {"prompt": [{"role": "user", "content": "Sum?"}], "answer": "7"}
+    row = {"prompt": [USER], "answer": "7"}
     spaced = {"prompt": [{"role": "user", "content": " Sum?\n"}], "answer": "7 "}
     reading = read(write(tmp_path / "set.jsonl", row, spaced, row))
     assert (len(reading.questions), reading.num_read, reading.num_folded) == (1, 3, 2)
-    other = {"prompt": [{"role": "user", "content": "Hi"}, {"role": "user", "content": "Sum?"}], "answer": "7"}
+    other = {"prompt": [{"role": "user", "content": "Hi"}, USER], "answer": "7"}
     path = write(tmp_path / "other.jsonl", row, other)
     with pytest.raises(InputError, match=r"other.jsonl: row 1 and .*other.jsonl: row 2 have the id"):
         read(path)
@@ -259,10 +252,8 @@ def test_configurations_and_splits_without_a_card():
         chosen(paths)
     assert chosen(["questions.csv"]) == ("default", "train", ("questions.csv",))
     assert chosen(["test.csv"]) == ("default", "test", ("test.csv",))
-    assert chosen(["OE_maths_en/validation-0.csv", "OE_maths_en/dev.csv"])[1:] == (
-        "validation",
-        ("OE_maths_en/dev.csv", "OE_maths_en/validation-0.csv"),
-    )
+    both = ("en/dev.csv", "en/validation-0.csv")
+    assert chosen(both[::-1])[1:] == ("validation", both)
     with pytest.raises(InputError, match="has the splits validation, test: say which, for example set:validation"):
         chosen(["dev.csv", "test.csv"])
     with pytest.raises(InputError, match=r"mixes .csv and .parquet files"):
@@ -270,12 +261,8 @@ def test_configurations_and_splits_without_a_card():
 
 
 def test_a_card_decides():
-    card = {
-        "configs": [
-            {"config_name": "default", "data_files": [{"split": "train", "path": ["part/*.jsonl"]}]},
-            {"config_name": "other", "data_dir": "other"},
-        ]
-    }
+    default = {"config_name": "default", "data_files": [{"split": "train", "path": ["part/*.jsonl"]}]}
+    card = {"configs": [default, {"config_name": "other", "data_dir": "other"}]}
     paths = ["part/test-a.jsonl", "part/b.jsonl", "other/test.jsonl", "unused.csv"]
     assert chosen(paths, card=card) == ("default", "train", ("part/b.jsonl", "part/test-a.jsonl"))
     assert chosen(paths, "other", card=card) == ("other", "test", ("other/test.jsonl",))

@@ -124,14 +124,7 @@ def drawn_config(rng: random.Random, small_config, pool: Path) -> Config:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_any_method_keeps_its_promises_and_resumes(
-    seed: int,
-    small_config,
-    pool: Path,
-    tmp_path: Path,
-    batches: list[tuple[int, MiniBatch]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_any_method_keeps_its_promises_and_resumes(seed, small_config, pool, tmp_path, batches, monkeypatch) -> None:
     rng = random.Random(seed)
     config = drawn_config(rng, small_config, pool)
     train(config, tmp_path / "whole", reporter=SilentReporter())

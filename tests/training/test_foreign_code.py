@@ -41,18 +41,14 @@ def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ["prepare", "--config", "theirs/config.toml"],
     ],
 )
-def test_code_of_a_file_is_refused_unseen(
-    foreign: Path, tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_code_of_a_file_is_refused_unseen(foreign, tmp_path, command, capsys) -> None:
     if command[0] == "ablate":
         text = (foreign / "config.toml").read_text().replace('method = "exgrpo"\n', "")
         (foreign / "config.toml").write_text(text)
-    code = run(command)
+    assert run(command) == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert code == 2
-    assert "grading.grader = 'python:evil:score' would run code of" in line
-    assert str(tmp_path / "evil.py") in line
-    assert "--allow-code" in line
+    for said in ("grading.grader = 'python:evil:score' would run code of", str(tmp_path / "evil.py"), "--allow-code"):
+        assert said in line
     assert not (tmp_path / "was-here").exists()
 
 
@@ -63,9 +59,7 @@ def test_code_runs_where_it_is_allowed_or_typed(foreign: Path, tmp_path: Path) -
     assert run(["train", "--config", "theirs/config.toml", *typed, "--dry-run"]) == 0
 
 
-def test_an_own_run_goes_on_as_long_as_its_functions_are_the_same(
-    foreign: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_own_run_goes_on_as_long_as_its_functions_are_the_same(foreign, capsys) -> None:
     remember_run(foreign, build_config(assignments=["grading.grader=python:evil:score"]))
     assert run(["train", "--resume", "--output", "theirs", "--dry-run"]) == 2
     # The code is let through; what stops this one is that the folder holds no questions.

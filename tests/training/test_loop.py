@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from run_leaves import assert_same_run, assert_same_weights, killed, metrics, ti
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.reporter import SilentReporter, make_reporter
-from exgrpo_cli.config.settings import Config, resolve
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.show import statistics
 from exgrpo_cli.training.run import train
@@ -45,7 +43,7 @@ def test_the_run_folder_holds_what_the_interface_promises(finished_run: Path) ->
     assert summary["tokens"]["generated"] == sum(line["tokens/generated"] for line in metrics(finished_run))
     assert {path.suffix for path in (finished_run / "plots").iterdir()} == {".png", ".svg"}
     # tiny warms up for 10 steps, which 8 steps cannot: 4 are left, and the configuration says so.
-    assert config_of(finished_run).optim.warmup_steps == 4
+    assert resumed_config(finished_run).optim.warmup_steps == 4
 
 
 def test_every_step_makes_two_updates_and_mixed_steps_replay(finished_run: Path) -> None:
@@ -63,7 +61,7 @@ def test_every_step_makes_two_updates_and_mixed_steps_replay(finished_run: Path)
 def test_validation_between_the_steps_changes_nothing_and_the_last_is_not_made_twice(
     finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = config_of(finished_run)
+    first = resumed_config(finished_run)
     assert first.validation.every == 25  # beyond its eight steps
     often = replace(first, validation=replace(first.validation, every=4))
     train(often, tmp_path / "run", reporter=make_reporter(quiet=False))
@@ -79,18 +77,10 @@ def test_validation_between_the_steps_changes_nothing_and_the_last_is_not_made_t
     assert scores[0] == scores[1]
 
 
-def config_of(run: Path) -> Config:
-    """The configuration that a run folder holds."""
-    return resolve([("config.toml", tomllib.loads((run / "config.toml").read_text()))])
-
-
 def test_all_questions_retired_ends_the_run_normally(small_config, tmp_path: Path) -> None:
     """A grader that accepts every answer soon retires all 20 questions; batches shrink as they run out."""
-    summary = train(
-        small_config("arithmetic.num_train=20", "run.steps=50", "grading.grader=python:accept_all:grade"),
-        tmp_path / "run",
-        reporter=SilentReporter(),
-    )
+    config = small_config("arithmetic.num_train=20", "run.steps=50", "grading.grader=python:accept_all:grade")
+    summary = train(config, tmp_path / "run", reporter=SilentReporter())
     assert 3 <= summary["steps"] < 50
     assert (summary["finished"], summary["replay"]["retired"]) == ("all questions retired", 20)
     lines = metrics(tmp_path / "run")
@@ -116,11 +106,8 @@ def test_grpo_and_exgrpo_are_bit_for_bit_the_same_until_the_delayed_start(small_
     """With retirement set alike and a threshold no batch reaches, every figure and weight agrees."""
     never = "replay.start_threshold=1.0"
     train(small_config(never, "run.steps=4"), tmp_path / "exgrpo", reporter=SilentReporter())
-    train(
-        small_config("replay.retirement=true", "run.steps=4", method="grpo"),
-        tmp_path / "grpo",
-        reporter=SilentReporter(),
-    )
+    plain = small_config("replay.retirement=true", "run.steps=4", method="grpo")
+    train(plain, tmp_path / "grpo", reporter=SilentReporter())
     ours, theirs = timeless(metrics(tmp_path / "exgrpo")), timeless(metrics(tmp_path / "grpo"))
     assert [{k: v for k, v in line.items() if k != "replay/used"} for line in ours] == theirs
     assert_same_weights(tmp_path / "exgrpo", tmp_path / "grpo")
@@ -155,7 +142,7 @@ def test_a_run_folder_is_never_overwritten(small_config, finished_run: Path) -> 
 
 @pytest.mark.engines
 def test_config_toml_repeats_the_run(small_config, finished_run: Path, tmp_path: Path) -> None:
-    train(config_of(finished_run), tmp_path / "again", reporter=SilentReporter())
+    train(resumed_config(finished_run), tmp_path / "again", reporter=SilentReporter())
     assert_same_run(tmp_path / "again", finished_run)
 
 
@@ -164,5 +151,4 @@ def test_the_exported_model_answers_as_in_its_card(finished_run: Path) -> None:
     card = (finished_run / "model" / "README.md").read_text()
     code = card.split("```python\n")[1].split("```")[0]
     done = subprocess.run([sys.executable, "-c", code], cwd=finished_run, capture_output=True, text=True, check=True)
-    assert "<think>" not in done.stdout.split("</think>")[-1]
-    assert done.stdout.strip()
+    assert done.stdout.strip() and "<think>" not in done.stdout.split("</think>")[-1]

@@ -89,9 +89,7 @@ class Stored:
         pytest.param("sft-successes", 0.25, marks=pytest.mark.slow),
     ],
 )
-def test_as_many_rows_are_appended_as_the_mixed_groups_say(
-    run_of: Callable[[str], Path], method: str, ratio: float
-) -> None:
+def test_as_many_rows_are_appended_as_the_mixed_groups_say(run_of, method, ratio) -> None:
     """round(ratio * K * mixed fresh groups), or all there are."""
     run = run_of(method)
     stored = Stored(run, groups=False)
@@ -136,9 +134,7 @@ def test_replay_stats_count_units(run_of: Callable[[str], Path]) -> None:
         report_runs([run], other="sampler=linear")
 
 
-def test_a_step_shows_the_units_that_it_scanned(
-    run_of: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_step_shows_the_units_that_it_scanned(run_of, capsys) -> None:
     """As the ledger has them, in the order drawn, each with its rows; a question's history has its uses."""
     run = run_of("headroom-drift")
     stored = Stored(run, groups=True)
@@ -186,9 +182,7 @@ def test_joined_rows_are_the_best_of_their_question(run_of: Callable[[str], Path
     "method",
     [pytest.param(name, marks=ENGINES if name in OFTEN else pytest.mark.slow) for name in (*METHODS, *ON_POLICY)],
 )
-def test_every_method_replays_and_resumes_after_a_kill(
-    method: str, run_of: Callable[[str], Path], config_of: Callable[..., Config], tmp_path: Path
-) -> None:
+def test_every_method_replays_and_resumes_after_a_kill(method, run_of, config_of, tmp_path) -> None:
     """Replays; killed after its third step, it ends as the uninterrupted run, bit for bit."""
     whole, cut = run_of(method), tmp_path / "cut"
     if method not in ON_POLICY:

@@ -67,9 +67,8 @@ def recompute(run: Path, small_backbone: Path, ledger: LedgerReader, born: pd.Da
 
     @cache
     def recomputed(step: int, trajectory_id: int) -> tuple[np.ndarray, float]:
-        prompt = tokenizer.apply_chat_template(
-            prompts[born.question_id[trajectory_id]], add_generation_prompt=True, return_dict=False
-        )
+        asked = prompts[born.question_id[trajectory_id]]
+        prompt = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
         ids = torch.tensor([*prompt, *bodies[trajectory_id][0].tolist()])
         with torch.no_grad():
             logits = weights(step)(ids[None]).logits[0, len(prompt) - 1 : -1]
@@ -84,9 +83,7 @@ def journal(run: Path) -> dict[int, dict]:
     return {line["step"]: line for line in metrics(run)}
 
 
-def test_every_replayed_row_is_the_argmin_of_its_candidates(
-    run: Path, ledger: LedgerReader, scores: pd.DataFrame
-) -> None:
+def test_every_replayed_row_is_the_argmin_of_its_candidates(run, ledger, scores) -> None:
     """Selected, chosen and lowest are the same row in every draw of the run; four a step once as many are stored."""
     events = ledger.events().to_pandas()
     selected = events[events.event == "selected"]
@@ -97,9 +94,8 @@ def test_every_replayed_row_is_the_argmin_of_its_candidates(
     first = lowest.head(1)
     assert first.chosen.all()
     assert scores.chosen.sum() == len(first) == len(selected) == sum(used) > 10
-    assert set(zip(first.step, first.trajectory_id, strict=True)) == set(
-        zip(selected.step, selected.trajectory_id, strict=True)
-    )
+    pairs = [set(zip(rows.step, rows.trajectory_id, strict=True)) for rows in (first, selected)]
+    assert pairs[0] == pairs[1]
     assert (lowest.size() > 1).sum() > 5, "hardly a draw had a choice: the test shows little"
 
 
@@ -110,9 +106,7 @@ def test_the_candidates_are_all_that_the_question_had_stored(scores: pd.DataFram
         assert sorted(group.trajectory_id) == sorted(stored)
 
 
-def test_every_score_is_that_of_the_current_policy(
-    scores: pd.DataFrame, born: pd.DataFrame, recompute: Recompute
-) -> None:
+def test_every_score_is_that_of_the_current_policy(scores, born, recompute) -> None:
     """Under the weights that the step began with, and so under those that sampled its fresh rollouts."""
     versions = born.groupby("step_born").weight_version.unique()
     for row in scores.itertuples():
@@ -123,18 +117,14 @@ def test_every_score_is_that_of_the_current_policy(
             assert [row.weight_version] == versions[row.step].tolist()
 
 
-def test_stored_log_probs_are_those_of_the_policy_that_sampled(
-    ledger: LedgerReader, born: pd.DataFrame, recompute: Recompute
-) -> None:
+def test_stored_log_probs_are_those_of_the_policy_that_sampled(ledger, born, recompute) -> None:
     for row, (_, behaviour) in zip(born.itertuples(), ledger.bodies(range(len(born))), strict=True):
         logprobs, entropy = recompute(row.step_born, row.Index)
         np.testing.assert_allclose(behaviour, logprobs, atol=2e-5)
         assert row.entropy == pytest.approx(entropy, abs=2e-5)
 
 
-def test_every_importance_ratio_is_against_the_policy_that_sampled_the_row(
-    run: Path, scores: pd.DataFrame, born: pd.DataFrame, recompute: Recompute
-) -> None:
+def test_every_importance_ratio_is_against_the_policy_that_sampled_the_row(run, scores, born, recompute) -> None:
     """w = pi_now / pi_past over all replayed tokens of a step: its mean, its maximum and (sum w)^2 / (n sum w^2).
 
     Neither another generator (here: that of the step after) nor pi_old of this step, whose ratios are all 1, gives the

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from given_verdicts import give_verdicts
 from run_leaves import Listener, metrics
 
 from exgrpo_cli.algo.advantages import SuccessHistory, normalised_history_advantages
-from exgrpo_cli.algo.batching import MiniBatch
 from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.training.run import train
@@ -18,15 +16,13 @@ from exgrpo_cli.training.run import train
 K = 8
 ON_POLICY = (
     "replay.enabled=false", "replay.retirement=false", f"rollout.group_size={K}", "optim.minibatches=1",
-    "data.heldout=", "run.plots=false",
+    "data.heldout=",
 )  # fmt: skip
 
 
-def test_rounds_draw_what_is_missing_until_the_batch_is_full(
-    small_config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: list[MiniBatch]
-) -> None:
+def test_rounds_draw_what_is_missing_until_the_batch_is_full(small_config, tmp_path, verdicts, batches) -> None:
     """B = 4: rounds of 4, 2 and 1 question yield 2, 1 and 1 mixed groups: 7 groups are generated, 4 trained."""
-    give_verdicts(monkeypatch, [[3, K, 0, 5], [0, 1], [7], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]], K)
+    verdicts([[3, K, 0, 5], [0, 1], [7], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]], K)
     config = small_config(
         *ON_POLICY, "arithmetic.num_train=30", "rollout.questions_per_step=4", "rollout.max_rounds=3", "run.steps=2"
     )
@@ -51,11 +47,9 @@ def test_rounds_draw_what_is_missing_until_the_batch_is_full(
     assert visits.k.tolist() == [3, K, 0, 5, 0, 1, 7] + [0] * 12 and visits.alpha.isna().all()
 
 
-def test_the_baseline_of_a_questions_own_past(
-    small_config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: list[MiniBatch]
-) -> None:
+def test_the_baseline_of_a_questions_own_past(small_config, tmp_path, verdicts, batches) -> None:
     """d = 1/2. S = 2: p = 2.5 / 9 = .278; then S = 8: p = 9.25 / 12.5 = .74; a failing verifier changes nothing."""
-    give_verdicts(monkeypatch, [[2, 2], [8, 8], [None, None]], K)
+    verdicts([[2, 2], [8, 8], [None, None]], K)
     for steps in (2, 3):
         config = small_config(
             *ON_POLICY, "arithmetic.num_train=2", "rollout.questions_per_step=2", "objective.baseline=history",
@@ -70,10 +64,9 @@ def test_the_baseline_of_a_questions_own_past(
     assert list(state["history"].values()) == [[9.25, 3.25]] * 2
     # Two questions a step: what the ledger has of each visit, the resumed step's too.
     visits = LedgerReader(tmp_path / "run" / "replay").visits().to_pandas()
-    assert visits.step.tolist() == [1, 1, 2, 2, 3, 3]
-    assert visits.k.tolist() == [2, 2, 8, 8, 0, 0] and visits.verifier_failed.tolist() == [False] * 4 + [True] * 2
-    assert visits.alpha.tolist() == [2.5, 2.5, 9.25, 9.25, 9.25, 9.25]
-    assert visits.beta.tolist() == [6.5, 6.5, 3.25, 3.25, 3.25, 3.25]
+    first, second, failed = [1, 2, False, 2.5, 6.5], [2, 8, False, 9.25, 3.25], [3, 0, True, 9.25, 3.25]
+    columns = ["step", "k", "verifier_failed", "alpha", "beta"]
+    assert visits[columns].values.tolist() == [first, first, second, second, failed, failed]
 
 
 def test_normalised_by_the_spread_that_the_past_promises() -> None:

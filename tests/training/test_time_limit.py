@@ -69,15 +69,12 @@ def test_a_run_near_its_limit_saves_stops_and_goes_on(small_config, tmp_path, mo
 @pytest.mark.engines
 def test_a_phase_that_never_ends_stops_the_run_with_its_name_and_stacks(small_config, tmp_path):
     (tmp_path / "hanging.py").write_text("import time\n\ndef metric(candidates, rng):\n    time.sleep(600)\n")
-    config = small_config(
-        "replay.metric=python:hanging:metric", "replay.start_threshold=0", "run.phase_timeout=0.3", "run.steps=9"
-    )
-    (tmp_path / "settings.toml").write_text(to_toml(config))
+    hanging = ("replay.metric=python:hanging:metric", "replay.start_threshold=0", "run.phase_timeout=0.3")
+    (tmp_path / "settings.toml").write_text(to_toml(small_config(*hanging, "run.steps=9")))
     command = [sys.executable, "-m", "exgrpo_cli", "train", "--quiet", "--allow-code"]
     command += ["--config", "settings.toml", "--output", "run"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250)
-    assert ended.returncode == 1
-    assert "exgrpo: rank 0 has been in phase 'replay' for" in ended.stderr
+    assert ended.returncode == 1 and "exgrpo: rank 0 has been in phase 'replay' for" in ended.stderr
     assert "hanging.py" in (tmp_path / "run" / "stacks" / "rank-0.txt").read_text()
 
 
@@ -88,23 +85,19 @@ def test_no_exchange_between_ranks_and_no_file_of_a_step_is_outside_a_phase(smal
     enter = Watchdog.__enter__
     monkeypatch.setattr(Watchdog, "__enter__", lambda self: watched.append(self) or enter(self))
 
-    def tell(owner, name):
-        function = getattr(owner, name)
-
-        def told(*arguments, **options):
-            if watched and not watched[0]._phases:
-                outside.append(name)
-            return function(*arguments, **options)
-
-        monkeypatch.setattr(owner, name, told)
-
     for owner, names in (
         (Ranks, ("gather", "from_main")),
         (RunFolder, ("append_metrics", "append_samples", "append_validation")),
         (run_module, ("write_result", "write_json", "note_checksums")),
     ):
         for name in names:
-            tell(owner, name)
+
+            def told(*arguments, name=name, function=getattr(owner, name), **options):
+                if watched and not watched[0]._phases:
+                    outside.append(name)
+                return function(*arguments, **options)
+
+            monkeypatch.setattr(owner, name, told)
     train(small_config("run.steps=1", "validation.every=1"), tmp_path / "run", reporter=SilentReporter())
     assert watched and outside == []
 
@@ -114,7 +107,7 @@ def test_a_run_ends_with_the_step_that_reaches_its_budget(small_config, tmp_path
     """Linear decay to 0 over the tokens: each step's updates run at peak * (1 - spent before the step / budget)."""
     amount = {"generated": 2500.0, "trained": 1200.0}[budget]
     config = small_config(
-        "data.heldout=", "run.plots=false", "rollout.questions_per_step=4", "optim.schedule=linear",
+        "data.heldout=", "rollout.questions_per_step=4", "optim.schedule=linear",
         f"optim.learning_rate={PEAK}", "optim.warmup_steps=0", "optim.final_fraction=0", "run.steps=8",
         f"run.budget={budget}", f"run.budget_amount={amount}",
     )  # fmt: skip
@@ -122,10 +115,8 @@ def test_a_run_ends_with_the_step_that_reaches_its_budget(small_config, tmp_path
     summary = train(config, run, reporter=SilentReporter())
     lines = metrics(run)
     spent = [line[f"tokens/{budget}"] for line in lines]
-    assert sum(spent[:-1]) < amount <= sum(spent) == summary["tokens"][budget]
-    assert lines[-1]["budget/spent"] == sum(spent)
-    assert summary["finished"] == "budget spent"
-    assert 1 < len(lines) < 32
+    assert sum(spent[:-1]) < amount <= sum(spent) == summary["tokens"][budget] == lines[-1]["budget/spent"]
+    assert summary["finished"] == "budget spent" and 1 < len(lines) < 32
     for index, line in enumerate(lines):
         assert line["optim/learning_rate"] == pytest.approx(PEAK * (1 - sum(spent[:index]) / amount), rel=1e-9)
     assert (run / "checkpoints" / "latest").read_text().strip() == f"step-{len(lines):06d}"
@@ -133,10 +124,8 @@ def test_a_run_ends_with_the_step_that_reaches_its_budget(small_config, tmp_path
 
 
 def test_what_spends_too_little_ends_after_four_times_its_steps(small_config, tmp_path: Path) -> None:
-    config = small_config(
-        "data.heldout=", "run.plots=false", "rollout.questions_per_step=2", "run.steps=1", "run.budget=seconds",
-        "run.budget_amount=1e9",
-    )  # fmt: skip
+    short = ("data.heldout=", "rollout.questions_per_step=2", "run.steps=1")
+    config = small_config(*short, "run.budget=seconds", "run.budget_amount=1e9")
     summary = train(config, tmp_path / "run", reporter=SilentReporter())
     assert (summary["steps"], summary["finished"]) == (4, "steps reached")
     assert is_finished(tmp_path / "run")

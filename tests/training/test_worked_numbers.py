@@ -4,15 +4,15 @@ Verdicts are given by hand, and where a number needs them the log-probs that the
 everything between is a run's own. The numbers of dynamic sampling and of a question's past: `test_rounds_and_history`.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from given_verdicts import give_verdicts
+from question_sources import write
 from run_leaves import metrics
 
 from exgrpo_cli.algo.batching import MiniBatch
@@ -40,17 +40,16 @@ ENGINES = pytest.mark.engines
 def pool_of(folder: Path, config: Config, rows: Sequence[Mapping[str, object]]) -> str:
     """A pool of these rows, each of the question whose number it names; the setting that replays from it."""
     ids = [question.id for question in load_questions(config, SilentReporter()).train]
-    file = folder / "rollouts.jsonl"
-    file.write_text("".join(json.dumps({**row, "question_id": ids[row["question_id"]]}) + "\n" for row in rows))
-    prepare_pool(file, folder / "pool", config, SilentReporter())
+    own = [{**row, "question_id": ids[row["question_id"]]} for row in rows]
+    prepare_pool(write(folder / "rollouts.jsonl", *own), folder / "pool", config, SilentReporter())
     return f"replay.warm_start={folder / 'pool'}"
 
 
 class World:
     """Runs of few questions, with verdicts given by hand, read back from what they leave."""
 
-    def __init__(self, make: Callable[..., Config], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.make, self.folder, self.monkeypatch = make, folder, monkeypatch
+    def __init__(self, make: Callable[..., Config], folder: Path, verdicts: Callable[..., None]) -> None:
+        self.make, self.folder, self.verdicts = make, folder, verdicts
 
     def config(self, method: str, *settings: str, questions: int = 1, group_size: int = 4, steps: int) -> Config:
         """B questions a step of as many, K rollouts each."""
@@ -59,10 +58,6 @@ class World:
             f"rollout.group_size={group_size}", f"run.steps={steps}",
         )  # fmt: skip
         return self.make(*ONE_UPDATE, *own, *settings, method=method)
-
-    def verdicts(self, rounds: Sequence[Sequence[int]], group_size: int) -> None:
-        """So many of K are right, by round and question."""
-        give_verdicts(self.monkeypatch, rounds, group_size)
 
     def run(self, method: str, *settings: str, name: str = "run", **sizes: int) -> dict[str, pd.DataFrame]:
         """The tables of the ledger that a run leaves, and its journal."""
@@ -74,8 +69,8 @@ class World:
 
 
 @pytest.fixture
-def world(small_config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    return World(small_config, tmp_path, monkeypatch)
+def world(small_config, tmp_path: Path, verdicts: Callable[..., None]) -> World:
+    return World(small_config, tmp_path, verdicts)
 
 
 def give_logprobs(monkeypatch: pytest.MonkeyPatch, now: Mapping[tuple[int, ...], Sequence[float]]) -> None:
@@ -87,15 +82,13 @@ def give_logprobs(monkeypatch: pytest.MonkeyPatch, now: Mapping[tuple[int, ...],
         for place, sequence in enumerate(sequences):
             logprobs = now.get(tuple(sequence.response_ids.tolist()))
             if logprobs is not None:
-                found[place] = TokenScores(
-                    logprobs=np.array(logprobs, dtype=np.float32), entropies=found[place].entropies
-                )
+                found[place] = replace(found[place], logprobs=np.array(logprobs, dtype=np.float32))
         return found
 
     monkeypatch.setattr(Policy, "score", given)
 
 
-def test_headroom_and_drift_of_a_group(world: World) -> None:
+def test_headroom_and_drift_of_a_group(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A > 0 with pi .2, .6 and A < 0 with pi .9: H = (.8 + .4 + .9) / 3 = .7.
 
     Log-ratios .1, -.2, 0 since: Drift = (.01 + .04 + 0) / 3 = .0167 > 1e-3, refused. What is kept is the headroom of
@@ -103,16 +96,11 @@ def test_headroom_and_drift_of_a_group(world: World) -> None:
     """
     config = world.config("headroom-drift", "replay.ratio=1", group_size=2, steps=1)
     birth = np.log([0.2, 0.6, 0.9])
-    pool = pool_of(
-        world.folder,
-        config,
-        [
-            {"question_id": 0, "token_ids": [5, 6], "logprobs": birth[:2].tolist(), "reward": 1},
-            {"question_id": 0, "token_ids": [7], "logprobs": birth[2:].tolist(), "reward": 0},
-        ],
-    )
+    right = {"question_id": 0, "token_ids": [5, 6], "logprobs": birth[:2].tolist(), "reward": 1}
+    wrong = {"question_id": 0, "token_ids": [7], "logprobs": birth[2:].tolist(), "reward": 0}
+    pool = pool_of(world.folder, config, [right, wrong])
     now = birth + np.array([0.1, -0.2, 0.0])
-    give_logprobs(world.monkeypatch, {(5, 6): now[:2].tolist(), (7,): now[2:].tolist()})
+    give_logprobs(monkeypatch, {(5, 6): now[:2].tolist(), (7,): now[2:].tolist()})
     found = world.run("headroom-drift", "replay.ratio=1", pool, group_size=2, steps=1)
     [scanned] = found["replays"].to_dict("records")
     assert scanned["priority"] == pytest.approx(0.7, rel=1e-6)
@@ -124,7 +112,7 @@ def test_headroom_and_drift_of_a_group(world: World) -> None:
     assert replayed["nothing"] == "every unit scanned had drifted by more than replay.max_drift = 0.001"
 
 
-def test_the_first_of_most_headroom_within_the_drift_is_taken(world: World) -> None:
+def test_the_first_of_most_headroom_within_the_drift_is_taken(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Headrooms .9, .7, .6 with drifts .02, 1e-4, 5e-4, one wanted of B = 3: two are scored, the second is taken.
 
     A right token of pi = 1 - H and a wrong one of pi = H have headroom H. All log-probs fall by sqrt(Drift), the
@@ -136,13 +124,11 @@ def test_the_first_of_most_headroom_within_the_drift_is_taken(world: World) -> N
     rows, now = [], {}
     for number, (headroom, drift) in enumerate(zip(headrooms, drifts, strict=True)):
         for reward, chance in ((1, 1 - headroom), (0, headroom)):
-            token = 5 + 2 * number + reward
-            rows.append(
-                {"question_id": number, "token_ids": [token], "logprobs": [float(np.log(chance))], "reward": reward}
-            )
-            now[(token,)] = [float(np.log(chance) - np.sqrt(drift))]
+            token, logprob = 5 + 2 * number + reward, float(np.log(chance))
+            rows.append({"question_id": number, "token_ids": [token], "logprobs": [logprob], "reward": reward})
+            now[(token,)] = [logprob - float(np.sqrt(drift))]
     pool = pool_of(world.folder, config, rows)
-    give_logprobs(world.monkeypatch, now)
+    give_logprobs(monkeypatch, now)
     world.verdicts([[0, 0, 0]] * 2, 2)
     replays = world.run("headroom-drift", pool, questions=3, group_size=2, steps=2)["replays"]
     first, second = replays[replays.step == 1], replays[replays.step == 2]
@@ -208,12 +194,10 @@ def test_eight_of_a_questions_sixteen_rows(world: World, batches: list[MiniBatch
     rows = found["own"]["trajectories"].set_index("trajectory_id")
     scores = found["own"]["scores"]
     assert sorted(set(scores.step)) == [3, 4] and scores.groupby("step").chosen.sum().tolist() == [8, 8]
-    held = scores[scores.step == 3]
-    assert len(held) == 16 and rows.reward[held.trajectory_id].sum() == 3
-    assert rows.reward[held[held.chosen].trajectory_id].sum() == 3
-    held = scores[scores.step == 4]
-    assert len(held) == 16 and rows.reward[held.trajectory_id].sum() == 9
-    assert rows.reward[held[held.chosen].trajectory_id].sum() == 8
+    for step, right, chosen in ((3, 3, 3), (4, 9, 8)):
+        held = scores[scores.step == step]
+        assert len(held) == 16 and rows.reward[held.trajectory_id].sum() == right
+        assert rows.reward[held[held.chosen].trajectory_id].sum() == chosen
     replayed = [sorted(row.advantage for row in batch.rows if row.replayed) for batch in batches[:4]]
     assert replayed[:2] == [[], []]
     assert replayed[2] == pytest.approx([-0.375] * 5 + [0.625] * 3) and replayed[3] == [0] * 8
@@ -241,8 +225,8 @@ def test_two_rows_of_a_pool_beside_four_rollouts(world: World, batches: list[Min
     [batch] = batches
     assert [row.replayed for row in batch.rows] == [False] * 4 + [True] * 2
     assert [row.advantage for row in batch.rows] == pytest.approx([0.5] + [-0.5] * 3 + [0.5] * 2)
-    assert found["journal"]["policy/ratio_replay"].tolist() == pytest.approx([1.0], abs=1e-5)
-    assert found["journal"]["policy/ratio_replay_max"].tolist() == pytest.approx([1.0], abs=1e-5)
+    for ratio in ("policy/ratio_replay", "policy/ratio_replay_max"):
+        assert found["journal"][ratio].tolist() == pytest.approx([1.0], abs=1e-5)
     assert found["visits"].k.tolist() == [1]
 
 
@@ -276,7 +260,7 @@ def test_a_single_success_is_stored_and_five_retire(world: World) -> None:
     assert len(found["trajectories"]) == 3
 
 
-def test_the_likelihood_of_replayed_tokens_alone_has_a_gradient(world: World) -> None:
+def test_the_likelihood_of_replayed_tokens_alone_has_a_gradient(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each replayed log-prob has gradient -c / D_r, D_r = N L, whatever A and w: c = 1/2, N = 4 fresh and one."""
     seen: list[tuple[TokenTargets, torch.Tensor]] = []
     loss_of = policies.micro_batch_loss
@@ -286,12 +270,11 @@ def test_the_likelihood_of_replayed_tokens_alone_has_a_gradient(world: World) ->
             logprobs.register_hook(lambda gradient: seen.append((targets, gradient.clone())))
         return loss_of(logprobs, entropies, reference, targets, **rest)
 
-    world.monkeypatch.setattr(policies, "micro_batch_loss", watched)
+    monkeypatch.setattr(policies, "micro_batch_loss", watched)
     world.verdicts([[1], [1]], 4)
     found = world.run("sft-successes", "objective.replay_weight=0.5", "objective.loss_scale=1", steps=2)
     [taken] = found["replays"][found["replays"].accepted].unit_id
     replayed = torch.cat([gradient[targets.replayed] for targets, gradient in seen])
     assert len(replayed) == found["trajectories"].num_tokens[taken]
-    torch.testing.assert_close(
-        replayed, torch.full_like(replayed, -0.5 / (5 * world.make().rollout.max_response_tokens)), rtol=1e-6, atol=0
-    )
+    expected = torch.full_like(replayed, -0.5 / (5 * world.make().rollout.max_response_tokens))
+    torch.testing.assert_close(replayed, expected, rtol=1e-6, atol=0)

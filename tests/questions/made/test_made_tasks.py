@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from question_sources import question as asked_of
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.reporter import SilentReporter
-from exgrpo_cli.base.types import Message, Question, Verdict
+from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.names import section_of_made
 from exgrpo_cli.config.sections.data import ArithmeticSettings, CountdownSettings, ModularSettings, WordProblemSettings
@@ -18,7 +19,7 @@ from exgrpo_cli.grading.verifiers import grade_countdown, read_metadata, sum_ask
 from exgrpo_cli.models.tiny import RECIPES, draw_example
 from exgrpo_cli.questions.made import countdown, make_split
 from exgrpo_cli.questions.made.pools import Pool
-from exgrpo_cli.questions.made.sums import TraceMix, make_modular, write_trace
+from exgrpo_cli.questions.made.sums import TraceMix, write_trace
 from exgrpo_cli.training.questions import load_questions
 
 SIZES = {"num_train": 60, "num_heldout": 20}
@@ -149,9 +150,7 @@ def test_traces_that_cannot_be_checked_are_neither():
 
 
 def asked(text, metadata=None):
-    return Question(
-        id="q", prompt=(Message(role="user", content=text),), answer="0", source="arithmetic", metadata=metadata
-    )
+    return asked_of(text, answer="0", source="arithmetic", metadata=metadata)
 
 
 def test_sound_traces_of_the_warm_start_are_valid_and_faults_are_not():
@@ -181,23 +180,14 @@ def test_start_and_held_out_questions_follow_the_source(source):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("settings", "message"),
     [
-        (
-            lambda: build_config(assignments=["countdown.levels=[2]"]),
-            r"countdown\.levels = \(2,\) is out of range: use levels from 3 to 6",
-        ),
-        (
-            lambda: build_config(assignments=["modular.modulus=1"]),
-            r"modular\.modulus = 1 is out of range: use a number from 2 to 99",
-        ),
-        (lambda: build_config(assignments=["tiny.task=sums"]), r"tiny\.task = 'sums'"),
-        (
-            lambda: make_modular(ModularSettings(num_train=900, num_heldout=1, levels=(2,))),
-            r"Sums of level 2 run out at \d+ of the 900 asked for: ask for fewer",
-        ),
+        (["countdown.levels=[2]"], r"countdown\.levels = \(2,\) is out of range: use levels from 3 to 6"),
+        (["modular.modulus=1"], r"modular\.modulus = 1 is out of range: use a number from 2 to 99"),
+        (["tiny.task=sums"], r"tiny\.task = 'sums'"),
+        (["modular.num_train=900", "modular.levels=[2]"], r"Sums of level 2 run out at \d+ of the 900 asked for: ask"),
     ],
 )
-def test_what_cannot_be_made_is_refused_in_one_line(make, message):
+def test_what_cannot_be_made_is_refused_in_one_line(settings, message):
     with pytest.raises(InputError, match=message):
-        make()
+        make_split("modular", build_config(assignments=settings))

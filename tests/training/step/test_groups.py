@@ -62,13 +62,12 @@ def trajectory(logprob: float = -1.0, tokens: int = 2) -> Trajectory:
 
 
 def group(*verdicts: Verdict, replayed: bool = False) -> Group:
-    stored = trajectory()
     return Group(
         question=QUESTION,
         prompt_ids=np.array([5, 6], dtype=np.int32),
         fresh=tuple(member(verdict) for verdict in verdicts),
         scores=tuple(scores() for _ in verdicts),
-        replayed=(Replayed(trajectory=stored, behaviour_logprobs=stored.behaviour_logprobs),) if replayed else (),
+        replayed=stored_rows(1) if replayed else (),
     )
 
 
@@ -97,9 +96,7 @@ C, W = Verdict.CORRECT, Verdict.WRONG
         ((C, W, Verdict.NO_ANSWER), (1,), {}, [0.5, -0.5, -0.5, 0.5], 2),
     ],
 )  # fmt: skip
-def test_stored_rows_beside_rollouts_or_in_their_place(
-    fresh: tuple, stored: tuple, how: dict, advantages: list[float], k: int
-) -> None:
+def test_stored_rows_beside_rollouts_or_in_their_place(fresh, stored, how, advantages, k) -> None:
     found = replace(group(*fresh), replayed=stored_rows(*stored), **how)
     rows = found.rows(centred_advantages)
     assert [row.advantage for row in rows] == advantages
@@ -123,18 +120,14 @@ def test_a_timeout_is_a_failure_of_the_verifier_and_no_answer_is_not() -> None:
 
 def test_batch_metrics_leave_experiential_groups_to_replay_keys() -> None:
     """Fresh: 1 of 2 and 2 of 2 correct, pass@1 3/4; experiential: 0 of 2 fresh members."""
-    groups = [
-        group(Verdict.CORRECT, Verdict.WRONG),
-        group(Verdict.CORRECT, Verdict.CORRECT),
-        group(Verdict.WRONG, Verdict.WRONG, replayed=True),
-    ]
+    groups = [group(C, W), group(C, C), group(W, W, replayed=True)]
     expected = {"batch/pass_at_1": 0.75, "reward/mean": 0.75, "batch/solve_all": 0.5, "batch/solve_none": 0.0}
     expected |= {"replay/pass_at_1": 0.0, "tokens/generated": 6 * 3, "verdict/wrong": 3, "verdict/no_answer": 0}
     assert expected.items() <= metrics.batch_metrics(groups).items()
 
 
 def test_the_start_threshold_sees_all_rollouts_of_the_batch() -> None:
-    assert metrics.pass_at_1([group(Verdict.CORRECT, Verdict.WRONG), group(Verdict.WRONG, Verdict.WRONG)]) == 0.25
+    assert metrics.pass_at_1([group(C, W), group(W, W)]) == 0.25
     assert math.isnan(metrics.pass_at_1([]))
 
 
@@ -143,10 +136,8 @@ def test_log_prob_gap_is_absolute() -> None:
     rollouts = [member(Verdict.WRONG, engine=engine).rollout for engine in (-0.4, -0.7)]
     gap = metrics.score_gaps(rollouts, [scores(), scores()])
     assert "policy/entropy_gap_mean" not in gap
-    told = [
-        replace(each, engine_entropies=np.full(3, 0.5 - 0.25 * index, np.float32))
-        for index, each in enumerate(rollouts)
-    ]
+    both = zip(rollouts, (0.5, 0.25), strict=True)
+    told = [replace(each, engine_entropies=np.full(3, entropy, np.float32)) for each, entropy in both]
     entropies = metrics.score_gaps(told, [scores(), scores()])
     assert entropies["policy/entropy_gap_mean"] == 0.125 and entropies["policy/entropy_gap_max"] == 0.25
     assert gap["policy/logprob_gap_mean"] == pytest.approx(0.15, abs=1e-6)
@@ -158,16 +149,8 @@ def test_the_engines_log_probs_weigh_fresh_tokens_up_to_the_cap() -> None:
 
     Rewards 1 and 0 are advantages 0.5 and -0.5, so tokens get 0.75 and -1. The replayed row keeps its own ratio.
     """
-    pair = Group(
-        question=QUESTION,
-        prompt_ids=np.array([5], dtype=np.int32),
-        fresh=(
-            member(Verdict.CORRECT, engine=-0.5 - math.log(1.5)),
-            member(Verdict.WRONG, engine=-0.5 - math.log(4)),
-        ),
-        scores=(scores(), scores()),
-        tis_cap=2.0,
-    )
+    fresh = member(C, engine=-0.5 - math.log(1.5)), member(W, engine=-0.5 - math.log(4))
+    pair = replace(group(C, W), fresh=fresh, tis_cap=2.0)
     rows = pair.rows(centred_advantages)
     np.testing.assert_allclose(rows[0].token_advantages, [0.75] * 3, rtol=1e-6)
     np.testing.assert_allclose(rows[1].token_advantages, [-1.0] * 3, rtol=1e-6)
@@ -175,13 +158,11 @@ def test_the_engines_log_probs_weigh_fresh_tokens_up_to_the_cap() -> None:
     np.testing.assert_array_equal(rows[0].behaviour_logprobs, scores().logprobs)
     np.testing.assert_array_equal(pair.behaviour_logprobs()[0], pair.fresh[0].rollout.engine_logprobs)
     values = metrics.truncation([pair])
-    assert values["policy/tis_weight"] == pytest.approx(1.75, rel=1e-6)
-    assert values["policy/tis_truncated"] == 0.5
+    assert values["policy/tis_weight"] == pytest.approx(1.75, rel=1e-6) and values["policy/tis_truncated"] == 0.5
     # Recomputed log-probs need no weights.
     own = replace(pair, tis_cap=None)
-    assert [row.importance_weights for row in own.rows(centred_advantages)] == [None, None] and metrics.truncation(
-        [own]
-    ) == {}
+    assert [row.importance_weights for row in own.rows(centred_advantages)] == [None, None]
+    assert metrics.truncation([own]) == {}
     np.testing.assert_array_equal(own.behaviour_logprobs()[0], own.scores[0].logprobs)
 
 
@@ -225,17 +206,11 @@ def test_experiential_questions_are_the_floor_of_rho_times_b(ratio: float, quest
 
 
 FORMAT = AnswerFormat(opens_think=False, requires_box=False, require_eos=False)
-RESPONSES = {
-    r"\boxed{7}": Verdict.CORRECT,
-    "The answer is 7.": Verdict.CORRECT,  # Oat's grader wants a box.
-    r"\boxed{8}": Verdict.WRONG,
-    r"\boxed{9}": Verdict.WRONG,
-}
 
 
 def answered(question: str, source: str, responses: dict[str, Verdict]) -> Evaluation:
     """An evaluation of one question whose answer is 7, by these responses and verdicts."""
-    asked = Question(id="seven", prompt=(Message(role="user", content=question),), answer="7", source=source)
+    asked = replace(QUESTION, prompt=(Message(role="user", content=question),), answer="7", source=source)
     samples = tuple(
         Sample(member=i, seed=i, text=text, num_tokens=3, stop_reason=StopReason.EOS, logprob=None, verdict=verdict)
         for i, (text, verdict) in enumerate(responses.items())
@@ -244,7 +219,8 @@ def answered(question: str, source: str, responses: dict[str, Verdict]) -> Evalu
 
 
 def test_oat_stands_beside_math_verify_and_beside_no_other():
-    evaluation = answered("3 + 4", "here", RESPONSES)
+    # Oat's grader wants a box.
+    evaluation = answered("3 + 4", "here", {r"\boxed{7}": C, "The answer is 7.": C, r"\boxed{8}": W, r"\boxed{9}": W})
     with GradingPool(GradingSettings(workers=1)) as pool:
         found = metrics.beside(evaluation, "math", FORMAT, pool)
         assert metrics.beside(evaluation, "exact", FORMAT, pool) == {}
@@ -260,13 +236,7 @@ def test_oat_stands_beside_math_verify_and_beside_no_other():
 
 
 def test_answers_that_are_right_in_every_step_are_counted():
-    right, wrong = Verdict.CORRECT, Verdict.WRONG
-    texts = {
-        "3+4=7\n</think>\n\\boxed{7}": right,
-        "</think>\n\\boxed{7}": right,
-        "3+4=8\n</think>\n\\boxed{7}": right,
-        "3+4=7\n</think>\n8": wrong,
-    }
+    texts = {f"{steps}</think>\n\\boxed{{7}}": C for steps in ("3+4=7\n", "", "3+4=8\n")} | {"3+4=7\n</think>\n8": W}
     evaluation = answered("3+4=?", "arithmetic", texts)
     assert metrics.valid_counts(evaluation).tolist() == [1]
     score = metrics.score_json(evaluation, {})

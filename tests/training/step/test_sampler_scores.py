@@ -45,17 +45,13 @@ def test_the_samplers_scores_are_those_of_a_pass(small_config: Callable[..., Con
 
 
 @pytest.mark.parametrize(("name", "what"), [("engine_logprobs", "log-probs"), ("engine_entropies", "entropies")])
-def test_a_sampler_that_computes_otherwise_is_found(
-    name: str, what: str, small_config: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sampler_that_computes_otherwise_is_found(name, what, small_config, tmp_path, monkeypatch) -> None:
     """Its numbers are not believed unseen: those of the checked rollouts lie beside the trainer's."""
     generate = HFGenerator.generate
 
     def shifted(*arguments: Any) -> Any:
-        return [
-            [replace(rollout, **{name: getattr(rollout, name) - 0.01}) for rollout in group]
-            for group in generate(*arguments)
-        ]
+        groups = generate(*arguments)
+        return [[replace(each, **{name: getattr(each, name) - 0.01}) for each in group] for group in groups]
 
     monkeypatch.setattr(HFGenerator, "generate", shifted)
     with pytest.raises(RunError, match=rf"{what} differ from the trainer's by 0\.01 a token, bound 0\.001"):
@@ -93,9 +89,7 @@ def test_a_run_goes_on_with_the_log_probs_it_began_with(small_config: Callable[.
         (("rollout.logprobs=engine",), "engine"),
     ],
 )
-def test_the_sampler_stands_for_the_trainer_where_both_compute_alike(
-    settings: tuple[str, ...], source: str, small_config: Callable[..., Config]
-) -> None:
+def test_the_sampler_stands_for_the_trainer_where_both_compute_alike(settings, source, small_config) -> None:
     """The same weights in float32; `config.toml` names the choice."""
     assert settle(small_config(*settings), survey_machine())[0].rollout.logprobs == source
 
