@@ -125,9 +125,10 @@ def new_fall(validations: Sequence[Validation]) -> str:
     Clearly: by a tenth of the best and more, with a p-value (paired by question, sign flips, times the scores that the
     best was chosen from) below 0.01. Empty where there is nothing to say.
     """
-    if not _has_fallen(validations) or _has_fallen(validations[:-1]):
+    best = _best_before_fall(validations)
+    if best is None or _best_before_fall(validations[:-1]) is not None:
         return ""
-    best, last = _best(validations[:-1]), validations[-1]
+    last = validations[-1]
     return (
         f"held-out pass@1 has fallen from {best.pass_at_1:.3f} {_moment(best)} to {last.pass_at_1:.3f} {_moment(last)}"
         "; usual causes: a learning rate that is too high (optim.learning_rate) or comes without a warm-up "
@@ -135,18 +136,15 @@ def new_fall(validations: Sequence[Validation]) -> str:
     )
 
 
-def _has_fallen(validations: Sequence[Validation]) -> bool:
+def _best_before_fall(validations: Sequence[Validation]) -> Validation | None:
+    """The best of the validations where the last one is clearly below it."""
     if len(validations) < 2:
-        return False
-    best, last = _best(validations[:-1]), validations[-1]
+        return None
+    best, last = max(validations[:-1], key=lambda each: each.pass_at_1), validations[-1]
     if last.pass_at_1 > (1 - LEAST_FALL) * best.pass_at_1:
-        return False
+        return None
     found = compare_paired(best.correct / best.samples, last.correct / last.samples, np.random.default_rng(0))
-    return bool(found.value < 0 and found.p_value * (len(validations) - 1) < FALL_LEVEL)
-
-
-def _best(validations: Sequence[Validation]) -> Validation:
-    return max(validations, key=lambda each: each.pass_at_1)
+    return best if found.value < 0 and found.p_value * (len(validations) - 1) < FALL_LEVEL else None
 
 
 def _moment(validation: Validation) -> str:

@@ -225,10 +225,10 @@ def parse_seeds(text: str) -> list[int]:
     """`3` as 0, 1, 2; `0,1,5` as it is. Raises InputError for anything else."""
     try:
         seeds = [int(part) for part in text.split(",") if part.strip()] if "," in text else list(range(int(text)))
-    except ValueError as error:
-        raise InputError(f"--seeds {text!r} is neither a number of seeds nor a list such as 0,1,5.") from error
+    except ValueError:
+        seeds = []
     if not seeds:
-        raise InputError(f"--seeds {text!r} asks for no seed: give a number from 1 on, or a list such as 0,1,5.")
+        raise InputError(f"--seeds {text!r} is neither a number of seeds from 1 on nor a list such as 0,1,5.")
     return seeds
 
 
@@ -272,9 +272,7 @@ def with_results(runs: Sequence[StudyRun], found: Sequence[RunResult], equal: st
 
     Arms that differ in nothing that a hash tells, precision say, have none: of them run folders count.
     """
-    by_key = {
-        (result.config_hash, result.seed, amount): result for result in found for amount in (result.budget_amount, None)
-    }
+    by_key = {(each.config_hash, each.seed, amount): each for each in found for amount in (each.budget_amount, None)}
     keys = [
         (config_hash(expected(run, equal)), run.seed, run.config.run.budget_amount if equal == "steps" else None)
         for run in runs
@@ -292,27 +290,22 @@ def expected(run: StudyRun, equal: str) -> Config:
 
 
 def _require_same_settings(study: Study, request: StudyRequest) -> None:
-    """Raise InputError where the folder holds runs of other settings, of seeds that are planned now or before.
-
-    Of an arm's earlier seeds one is looked at.
-    """
-    runs, planned = list(study.runs), {run.folder for run in study.runs}
+    """Raise InputError where the folder holds runs of other settings, of seeds that are planned now or before."""
+    planned = {run.folder: run for run in study.runs}
     for arm in study.arms:
-        begun = [path.parent for path in (study.folder / arm.folder_name).glob("seed-*/config.toml")]
-        seeds = [path.name.removeprefix("seed-") for path in sorted(begun) if path not in planned]
-        runs += [request.run(arm, int(seed), study.folder) for seed in seeds[:1] if seed.isdecimal()]
-    for run in runs:
-        path = run.folder / "config.toml"
-        if not path.is_file():
-            continue
-        stored, wanted = resolve([(str(path), read_config(path))]), expected(run, study.equal)
-        unlike = config_hash(stored) != config_hash(wanted)
-        changed = differing_keys(stored, wanted) - NOT_HASHED - PINNED if unlike else set()
-        if wanted.backbone.dtype not in ("auto", stored.backbone.dtype):
-            changed.add("backbone.dtype")
-        if changed:
-            keys = ", ".join(sorted(changed))
-            raise InputError(f"{run.folder} holds a run with another {keys}: choose another --name, or remove it.")
+        for path in sorted((study.folder / arm.folder_name).glob("seed-*/config.toml")):
+            folder, seed = path.parent, path.parent.name.removeprefix("seed-")
+            if not seed.isdecimal():
+                continue
+            wanted = expected(planned.get(folder) or request.run(arm, int(seed), study.folder), study.equal)
+            stored = resolve([(str(path), read_config(path))])
+            unlike = config_hash(stored) != config_hash(wanted)
+            changed = differing_keys(stored, wanted) - NOT_HASHED - PINNED if unlike else set()
+            if wanted.backbone.dtype not in ("auto", stored.backbone.dtype):
+                changed.add("backbone.dtype")
+            if changed:
+                keys = ", ".join(sorted(changed))
+                raise InputError(f"{folder} holds a run with another {keys}: choose another --name, or remove it.")
 
 
 def plan_claims(claims: Sequence[Claim], folder: Path, request: StudyRequest | None = None) -> Study:

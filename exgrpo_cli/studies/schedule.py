@@ -12,11 +12,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +26,7 @@ import numpy as np
 from filelock import FileLock
 
 from exgrpo_cli.base.errors import DamageWarning, InputError, Interrupted, RunError, first_line
-from exgrpo_cli.base.files import last_json_line, write_text
+from exgrpo_cli.base.files import last_json_line, require_writable, write_text
 from exgrpo_cli.base.output import Stopper
 from exgrpo_cli.base.reporter import Reporter, make_reporter, spent
 from exgrpo_cli.base.versions import usable_cores
@@ -38,7 +38,7 @@ from exgrpo_cli.machine.survey import survey_machine, visible_gpus
 from exgrpo_cli.runs.folder import METRICS_FILE, RunFolder
 from exgrpo_cli.studies.output import duration, report_study
 from exgrpo_cli.studies.report import Numbers
-from exgrpo_cli.studies.study import Arm, Study, StudyRun, budgeted
+from exgrpo_cli.studies.study import PLAN_FILE, Arm, Study, StudyRun, budgeted
 from exgrpo_cli.studies.worker import DAMAGE, RunTask, last_line, start_process
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Slurm:
                 f"slurm.nodes = {settings.nodes}: each run of a study has one host; `exgrpo train --launcher slurm` "
                 "spreads one run over several."
             )
-        make_writable(study.folder)
+        require_writable(study.folder / JOBS_FOLDER)
         require_slurm()
         return cls(study=study, settings=settings, at_once=len(study.runs))
 
@@ -215,11 +215,8 @@ def compare(study: Study, *, jobs: int, quiet: bool, slurm: SlurmSettings | None
     if slurm is None:
         require_runnable(settle(study.runs[0].config, survey_machine())[1])
     launcher = Processes(at_once=jobs_of(study, jobs)) if slurm is None else Slurm.of(study, slurm)
-    reporter = make_reporter(quiet=quiet)
-    try:
+    with closing(make_reporter(quiet=quiet)) as reporter:
         run_study(study, launcher, reporter)
-    finally:
-        reporter.close()
     return report_study(study)
 
 
@@ -247,7 +244,7 @@ def run_study(study: Study, launcher: Processes | Slurm, reporter: Reporter) -> 
     Raises InputError for a folder or a cluster that cannot be used, RunError where runs failed, after the others have
     ended, and Interrupted after a stop signal with all states saved.
     """
-    make_writable(study.folder)
+    require_writable(study.folder / PLAN_FILE)
     study.write_beginning()
     # The baseline first: its runs set the budgets of the others.
     waiting = sorted(study.unfinished, key=lambda run: study.equal != "steps" and run.arm.name != run.arm.baseline)
@@ -324,16 +321,6 @@ def pass_on_damage(run: StudyRun, start: int) -> None:
             warnings.warn(f"{run.label}: {line.removeprefix(DAMAGE)}", DamageWarning, stacklevel=2)
 
 
-def make_writable(folder: Path) -> None:
-    """Make the study's folder; raises InputError where it cannot be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InputError(f"{folder} cannot be written ({error.strerror}): choose another --output.") from error
-
-
 def worker_command(run: StudyRun) -> list[str]:
     """Command of the run's worker without its last argument, the process that it must not outlive.
 
@@ -373,18 +360,17 @@ def estimate(study: Study, jobs: int) -> float | None:
     A run takes as long as those of its arm took, or will take by their newest step, else as the study says, else as
     any took.
     """
-    measured: dict[str, list[float]] = {}
+    measured: dict[str, list[float]] = defaultdict(list)
     for run in study.runs:
         if (result := run.read_result()) is not None:
-            measured.setdefault(run.arm.name, []).append(result.totals.seconds)
+            measured[run.arm.name].append(result.totals.seconds)
         elif (line := last_json_line(run.folder / METRICS_FILE)) is not None:
-            seconds = float(line["time/step"]) * line["step"] / done_share(run)
-            measured.setdefault(run.arm.name, []).append(seconds)
+            measured[run.arm.name].append(float(line["time/step"]) * line["step"] / done_share(run))
     usual = [seconds for each in measured.values() for seconds in each]
+    stated = {arm: [seconds] for arm, seconds in study.run_seconds.items()}
     total = 0.0
     for run in study.unfinished:
-        stated = study.run_seconds.get(run.arm.name)
-        known = measured.get(run.arm.name) or ([stated] if stated is not None else usual)
+        known = measured[run.arm.name] or stated.get(run.arm.name) or usual
         if not known:
             return None
         total += float(np.mean(known)) * (1 - done_share(run))

@@ -140,12 +140,11 @@ class Study:
 
     def results(self) -> dict[str, dict[int, RunResult]]:
         """Results of the finished runs, by arm and seed; arms without one are left out."""
+        mine = {(run.arm.name, run.seed): run.read_result() for run in self.runs}
         found: dict[str, dict[int, RunResult]] = {}
-        for (arm, seed), other in self.others.items():
-            found.setdefault(arm, {})[seed] = other
-        for run in self.runs:
-            if (result := run.read_result()) is not None:
-                found.setdefault(run.arm.name, {})[run.seed] = result
+        for (arm, seed), result in [*self.others.items(), *mine.items()]:
+            if result is not None:
+                found.setdefault(arm, {})[seed] = result
         return found
 
     def describe(self) -> dict[str, Any]:
@@ -179,10 +178,10 @@ class Study:
 
     def keep_results(self) -> None:
         """Copy the finished runs' results into `results/`: another machine, or a later study, counts them as runs."""
-        arms = {arm.name: arm for arm in self.arms}
-        for name, results in self.results().items():
-            for seed, result in results.items():
-                path = self.folder / RESULTS_FOLDER / f"{arms[name].folder_name}-{seed}{SUFFIX}"
+        results = self.results()
+        for arm in self.arms:
+            for seed, result in results.get(arm.name, {}).items():
+                path = self.folder / RESULTS_FOLDER / f"{arm.folder_name}-{seed}{SUFFIX}"
                 if not path.is_file():
                     write_result(path, result)
 
@@ -200,9 +199,8 @@ def budgeted(study: Study, run: StudyRun) -> StudyRun | None:
     result = source.read_result()
     if result is None:
         raise InputError(f"{source.folder} has no {RESULT_FILE}: remove the folder to run it again.")
-    totals = result.totals
-    spent = {"generated": totals.generated, "trained": totals.trained, "seconds": totals.training_seconds}
-    return run.given(budget=study.equal, budget_amount=float(spent[study.equal]))
+    spent = getattr(result.totals, "training_seconds" if study.equal == "seconds" else study.equal)
+    return run.given(budget=study.equal, budget_amount=float(spent))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

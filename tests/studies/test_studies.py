@@ -238,7 +238,7 @@ def test_a_stop_signal_to_the_study_saves_its_runs(study_of, tmp_path: Path) -> 
 
 def test_a_study_that_cannot_be_written_is_refused(study_of, tmp_path: Path) -> None:
     (tmp_path / "small").write_text("")
-    with pytest.raises(InputError, match=r"small cannot be written \(File exists\): choose another --output"):
+    with pytest.raises(InputError, match=r"small.study.json cannot be written: .*small is not a writable folder"):
         run_study(study_of(tmp_path), Processes(at_once=1), SilentReporter())
 
 
