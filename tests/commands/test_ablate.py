@@ -133,7 +133,7 @@ def test_an_interrupted_study_remembers_the_results_of_other_machines(capsys, tm
         (["--claim", "shaping.toml"], "--claim shaping.toml: a shipped claim is called shaping too"),
         (["--results", "nowhere"], "nowhere is not a folder of results"),
         (["--seeds", "many"], "--seeds 'many' is neither a number of seeds from 1 on nor a list such as 0,1,5."),
-        (["--seeds", "0"], "--seeds '0' is neither a number of seeds from 1 on, or a list such as 0,1,5."),
+        (["--seeds", "0"], "--seeds '0' is neither a number of seeds from 1 on nor a list such as 0,1,5."),
         (["--equal", ""], "--equal = '' is not known."),
         (["--claim", "shaping", "--methods", ""], "leave --methods out."),
         (["--methods", ""], "--methods '' names nothing."),
