@@ -19,7 +19,9 @@ def main() -> NoReturn:
     # As Ctrl-C does it; whoever saves something on the way installs a handler of its own.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     reserve_stdout()
-    _name_accelerator()
+    if not any(Path(device).exists() for device in _GPU_DEVICES):
+        # DeepSpeed, which transformers imports, warns of what it has to find out.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     try:
         from exgrpo_cli.commands import run
 
@@ -33,12 +35,6 @@ def main() -> NoReturn:
     finally:
         _end_at_once_from_here_on()
     sys.exit(code)
-
-
-def _name_accelerator() -> None:
-    """Say to DeepSpeed, which transformers imports, where there can be no GPU: it warns of what it has to find out."""
-    if not any(Path(device).exists() for device in _GPU_DEVICES):
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
 def _end_at_once_from_here_on() -> None:

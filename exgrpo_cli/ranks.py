@@ -115,13 +115,9 @@ class Ranks:
 
     def gather_in_order(self, results: Sequence[T], *, together: int = 1) -> list[T]:
         """The results of all ranks' shares in the order of the items, on every rank."""
-        if self.world_size == 1:
-            return list(results)
         parts = self.gather(results)[::together]
-        merged: list[Any] = [None] * sum(len(part) for part in parts)
-        for index, part in enumerate(parts):
-            merged[index :: len(parts)] = part
-        return merged
+        # The first share is the longest.
+        return [part[row] for row in range(len(parts[0])) for part in parts if row < len(part)]
 
     def gather(self, value: T) -> list[T]:
         """`value` of every rank, in the order of ranks, on every rank."""

@@ -24,8 +24,6 @@ class InputError(ExgrpoError, ValueError):
 class RunError(ExgrpoError, RuntimeError):
     """The work stopped under way; what was saved before stays valid."""
 
-    exit_code = EXIT_STOPPED
-
 
 class Interrupted(ExgrpoError):
     """The user stopped the work (Ctrl-C or SIGTERM) and the state was saved."""

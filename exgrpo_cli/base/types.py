@@ -132,11 +132,6 @@ class GradedRollout:
     """Decoded response, without the EOS."""
     verdict: Verdict
 
-    @property
-    def reward(self) -> float:
-        """The verdict's: 1 or 0."""
-        return self.verdict.reward
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectory:

@@ -276,9 +276,8 @@ class LedgerReader:
         Raises InputError for an unknown id, and naming the file where one of them is damaged.
         """
         known = self._catalogue.totals[BODIES]
-        for trajectory_id in trajectory_ids:
-            if not 0 <= trajectory_id < known:
-                raise InputError(f"{self.folder}: no trajectory {trajectory_id}; ids go from 0 to {known - 1}")
+        if unknown := [each for each in trajectory_ids if not 0 <= each < known]:
+            raise InputError(f"{self.folder}: no trajectory {unknown[0]}; ids go from 0 to {known - 1}")
         try:
             return self._retrying(lambda catalogue: BodyStore(catalogue.parts[BODIES]).read(trajectory_ids))
         except DamagedBytes as error:
@@ -327,15 +326,12 @@ def whole_until(folder: Path) -> tuple[int, str]:
     """
     catalogue = read_catalogue(folder)
     last_step, problem = catalogue.last_step, catalogue.dropped
-    for table in TABLES:
-        for part in catalogue.parts[table] if table != BODIES else ():
-            if part.first_step > last_step:
-                break
+    for table, part in ((name, part) for name in TABLES if name != BODIES for part in catalogue.parts[name]):
+        if part.first_step <= last_step:
             try:
                 read_rows(table, [part], SCHEMAS[table].names)
             except InputError as error:
                 last_step, problem = part.first_step - 1, str(error)
-                break
     return last_step, problem
 
 
@@ -370,7 +366,13 @@ class BodyStore:
         place = bisect_right(self._first_ids, trajectory_id) - 1
         path, batch = self._places[place]
         if path not in self._mapped:
-            self._mapped[path] = _map_columns(path)
+            # Views keep the mapping alive; closing the file gives its descriptor back, of which a process has few.
+            with reading(str(path)), pa.memory_map(str(path)) as source:
+                file = pa.ipc.open_file(source)
+                batches = [file.get_batch_with_custom_metadata(number) for number in range(file.num_record_batches)]
+                for each, _ in batches:
+                    each.validate()
+            self._mapped[path] = [(body_columns(each), (own or {}).get(CHECKSUMS, b"")) for each, own in batches]
         (offsets, token_ids, logprobs), checksums = self._mapped[path][batch]
         row = trajectory_id - self._first_ids[place]
         begin, end = offsets[row], offsets[row + 1]
@@ -378,19 +380,3 @@ class BodyStore:
         if checksums[8 * row : 8 * row + 8] != checksum(*body):
             raise DamagedBytes(f"{path}: trajectory {trajectory_id} is damaged (its checksum differs)")
         return body
-
-
-def _map_columns(path: Path) -> list[tuple[Columns, bytes]]:
-    """Columns of every record batch of a part, as views of the mapped file, and its checksums.
-
-    Raises DamagedBytes naming the file.
-    """
-    views = []
-    # The views keep the mapping alive; closing the file gives its descriptor back, of which a process has few.
-    with reading(str(path)), pa.memory_map(str(path)) as source:
-        file = pa.ipc.open_file(source)
-        for position in range(file.num_record_batches):
-            batch, metadata = file.get_batch_with_custom_metadata(position)
-            batch.validate()
-            views.append((body_columns(batch), (metadata or {}).get(CHECKSUMS, b"")))
-    return views

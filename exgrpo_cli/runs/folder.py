@@ -253,10 +253,6 @@ class RunMetrics:
         """Values of a numeric key; NaN where a step did not log it."""
         return np.array([row.get(name, np.nan) for row in self.rows], dtype=np.float64)
 
-    def has(self, name: str) -> bool:
-        """Whether any step logged a finite value."""
-        return bool(np.isfinite(self.series(name)).any())
-
     def names(self, prefix: str) -> list[str]:
         """Logged keys that begin with `prefix`, sorted."""
         return sorted({name for row in self.rows for name in row if name.startswith(prefix)})

@@ -78,7 +78,7 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float | int]:
     if members:
         values |= valid_trace_metrics(fresh)
         values |= {
-            "reward/mean": float(np.mean([member.reward for member in members])),
+            "reward/mean": float(np.mean([member.verdict.reward for member in members])),
             "batch/pass_at_1": pass_at_1(fresh),
             "batch/solve_all": float(np.mean([group.num_fresh_correct == len(group.fresh) for group in fresh])),
             "batch/solve_none": float(np.mean([group.num_fresh_correct == 0 for group in fresh])),

@@ -172,7 +172,7 @@ def samples(groups: Sequence[Group], count: int) -> Iterator[dict[str, Any]]:
                 "prompt": group.question.prompt[-1].content,
                 "answer": group.question.answer,
                 "text": member.text,
-                "reward": member.reward,
+                "reward": member.verdict.reward,
                 "verdict": member.verdict.value,
                 "stop_reason": member.rollout.stop_reason.value,
                 "num_tokens": len(member.rollout.token_ids),

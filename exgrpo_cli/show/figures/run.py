@@ -110,7 +110,8 @@ def learning_curve(metrics: RunMetrics, heldout: Mapping[str, Scores]) -> "Figur
     None before the first step.
     """
     logged = {"fresh questions": "batch/pass_at_1", "replayed questions (fresh rollouts)": "replay/pass_at_1"}
-    drawn = {label: metrics.series(key) for label, key in logged.items() if metrics.has(key)}
+    series = {label: metrics.series(key) for label, key in logged.items()}
+    drawn = {label: values for label, values in series.items() if np.isfinite(values).any()}
     if not drawn and not heldout:
         return None
     with style.styled():

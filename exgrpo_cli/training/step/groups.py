@@ -66,7 +66,8 @@ class Group:
 
     def advantages(self, advantage: Advantage) -> Float64[np.ndarray, " members"]:
         """Advantages, fresh members first: over all members (eq. 2 and section 4.2 of the paper) or each kind apart."""
-        rewards = np.array([each.reward for each in self.fresh] + [each.trajectory.reward for each in self.replayed])
+        fresh = [each.verdict.reward for each in self.fresh]
+        rewards = np.array(fresh + [each.trajectory.reward for each in self.replayed])
         if not (self.own_advantages and self.replayed):
             return advantage(rewards)
         return np.concatenate([advantage(rewards[: len(self.fresh)]), advantage(rewards[len(self.fresh) :])])
@@ -121,7 +122,7 @@ class Group:
                     behaviour_logprobs=behaviour,
                     entropy=scores.mean_entropy,
                     nll=scores.mean_nll,
-                    reward=member.reward,
+                    reward=member.verdict.reward,
                     advantage=next(advantages),
                 )
                 for member, scores, behaviour in zip(self.fresh, self.scores, self.behaviour_logprobs(), strict=True)
