@@ -111,8 +111,12 @@ def use_attention(body: PreTrainedModel, name: str) -> Iterator[None]:
         config._attn_implementation = own
 
 
-def refuse_unsupported(module: nn.Module, arguments: dict[str, object]) -> None:
-    """Raise InputError where a model asks for more than plain softmax attention."""
+def refuse_unsupported(module: nn.Module, arguments: dict[str, object], own: object) -> None:
+    """Raise InputError where a model asks for more than plain softmax attention, or does not hand on `own`."""
+    if not own:
+        raise InputError(
+            f"{type(module).__name__} keeps arguments from its attention; use a model of transformers' own."
+        )
     for name in UNSUPPORTED:
         if arguments.get(name) is not None:
             raise InputError(

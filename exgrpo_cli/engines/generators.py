@@ -97,9 +97,21 @@ class RankedGenerator:
         wanted = places_of(requests)
         expected = [requests[index].expected_tokens for index, _ in wanted]
         shares = deal(expected, self._ranks.world_size // self._tensor_parallel)
-        own = [wanted[place] for place in shares[self._ranks.rank // self._tensor_parallel]]
+        # Asked for in the order in which their questions first come.
+        members: dict[int, list[int]] = {}
+        for place in shares[self._ranks.rank // self._tensor_parallel]:
+            index, member = wanted[place]
+            members.setdefault(index, []).append(member)
+        asked = [
+            replace(requests[index], seeds=tuple(requests[index].seeds[member] for member in chosen))
+            for index, chosen in members.items()
+        ]
         started = time.perf_counter()
-        sampled = self._sample(requests, own, params)
+        sampled = {
+            (index, member): replace(rollout, member=member)
+            for (index, chosen), group in zip(members.items(), self.local.generate(asked, params), strict=True)
+            for member, rollout in zip(chosen, group, strict=True)
+        }
         seconds, parts = zip(*self._ranks.gather((time.perf_counter() - started, sampled)), strict=True)
         self._idle_seconds += max(seconds) - float(np.mean(seconds))
         groups = in_order(requests, {place: rollout for part in parts for place, rollout in part.items()})
@@ -113,24 +125,6 @@ class RankedGenerator:
         """Seconds for which ranks have waited for the slowest one, on average, since this was last asked."""
         seconds, self._idle_seconds = self._idle_seconds, 0.0
         return seconds
-
-    def _sample(
-        self, requests: Sequence[RolloutRequest], places: Sequence[Place], params: SamplingParams
-    ) -> dict[Place, Rollout]:
-        """The rollouts at `places`, asked for in the order in which their questions first come."""
-        members: dict[int, list[int]] = {}
-        for index, member in places:
-            members.setdefault(index, []).append(member)
-        asked = [
-            replace(requests[index], seeds=tuple(requests[index].seeds[member] for member in chosen))
-            for index, chosen in members.items()
-        ]
-        groups = self.local.generate(asked, params)
-        return {
-            (index, member): replace(rollout, member=member)
-            for (index, chosen), group in zip(members.items(), groups, strict=True)
-            for member, rollout in zip(chosen, group, strict=True)
-        }
 
     def sleep(self) -> None:
         """See `Generator.sleep`."""

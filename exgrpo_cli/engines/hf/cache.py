@@ -19,7 +19,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import AttentionInterface, Cache, DynamicCache
 
-from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.engines.causal_lm import refuse_unsupported
 
 FIRST_COLUMNS = 64
@@ -199,11 +198,7 @@ def grouped_decoding(
     The query heads that share a key-value head are multiplied with it at once: no key or value is repeated, where
     decoding is bound by reading them.
     """
-    refuse_unsupported(module, kwargs)
-    if not calls:
-        raise InputError(
-            f"{type(module).__name__} keeps arguments from its attention; use a model of transformers' own."
-        )
+    refuse_unsupported(module, kwargs, calls)
     rows, heads, _, width = query.shape
     kv_heads = key.shape[1]
     queries = query.reshape(rows * kv_heads, heads // kv_heads, width)

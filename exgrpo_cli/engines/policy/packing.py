@@ -290,11 +290,8 @@ def packed_causal(
     **kwargs: object,
 ) -> tuple[Float[Tensor, "1 packed heads width"], None]:
     """Causal attention within each row of a packed micro-batch."""
-    refuse_unsupported(module, kwargs)
-    if layout is None:
-        raise InputError(
-            f"{type(module).__name__} keeps arguments from its attention; use a model of transformers' own."
-        )
+    refuse_unsupported(module, kwargs, layout)
+    assert layout is not None
     packed_query, packed_key, packed_value = (states[0].transpose(0, 1) for states in (query, key, value))
     if isinstance(layout, Segments):
         assert varlen_attn is not None, "rows are packed by segments only where torch can attend by them"

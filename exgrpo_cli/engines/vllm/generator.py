@@ -127,7 +127,19 @@ class VLLMGenerator:
                 )
         wanted = places_of(requests)
         prompts = [
-            (requests[index].prompt_ids, self._rollout_params(params, requests[index].seeds[member]))
+            (
+                requests[index].prompt_ids,
+                _asking(
+                    temperature=params.temperature,
+                    top_p=params.top_p,
+                    max_tokens=params.max_new_tokens,
+                    seed=requests[index].seeds[member],
+                    # vLLM includes the one that ended a rollout in the output.
+                    stop_token_ids=self._eos_ids,
+                    logprobs=0,
+                    flat_logprobs=True,
+                ),
+            )
             for index, member in wanted
         ]
         finished: dict[Place, Rollout] = {}
@@ -141,19 +153,10 @@ class VLLMGenerator:
 
     def logprobs(self, sequence: TokenSequence, temperature: float) -> Float32[np.ndarray, " tokens"]:
         """Log-probs of given response tokens at `temperature`, by the code that samples: one request per token."""
-        import vllm
-
         prompts = [
             (
                 np.concatenate([sequence.prompt_ids, sequence.response_ids[:place]]),
-                vllm.SamplingParams(
-                    temperature=temperature,
-                    max_tokens=1,
-                    seed=0,
-                    ignore_eos=True,
-                    detokenize=False,
-                    logprob_token_ids=[int(token)],
-                ),
+                _asking(temperature=temperature, max_tokens=1, seed=0, logprob_token_ids=[int(token)]),
             )
             for place, token in enumerate(sequence.response_ids)
         ]
@@ -194,43 +197,24 @@ class VLLMGenerator:
 
     def _run(self, prompts: Sequence[tuple[np.ndarray, "vllm.SamplingParams"]]) -> Iterator[tuple[int, Any]]:
         """Hand all prompts to the engine and yield (position, its one output) as each ends."""
-        from vllm import RequestOutput
         from vllm.inputs.engine import tokens_input
-        from vllm.sampling_params import RequestOutputKind
 
-        engine = self.llm.llm_engine
+        engine: Any = self.llm.llm_engine
         waiting: dict[str, int] = {}
         try:
             for position, (prompt_ids, params) in enumerate(prompts):
-                params.output_kind = RequestOutputKind.FINAL_ONLY
                 name = str(self._num_requests)
                 self._num_requests += 1
                 engine.add_request(name, tokens_input(prompt_ids.tolist()), params)
                 waiting[name] = position
             while waiting:
                 for result in engine.step():
-                    if isinstance(result, RequestOutput) and result.finished:
+                    if result.finished:
                         yield waiting.pop(result.request_id), result.outputs[0]
         finally:
             # Interrupted or failed: nothing of these requests may linger in the next call.
             if waiting:
                 engine.abort_request(list(waiting))
-
-    def _rollout_params(self, params: SamplingParams, seed: int) -> "vllm.SamplingParams":
-        import vllm
-
-        return vllm.SamplingParams(
-            temperature=params.temperature,
-            top_p=params.top_p,
-            max_tokens=params.max_new_tokens,
-            seed=seed,
-            # Ends at our ids alone; vLLM includes the one that ended it in the output.
-            ignore_eos=True,
-            stop_token_ids=self._eos_ids,
-            detokenize=False,
-            logprobs=0,
-            flat_logprobs=True,
-        )
 
     def _rollout(self, request: RolloutRequest, member: int, output: Any) -> Rollout:
         if output.finish_reason not in ("stop", "length"):
@@ -252,6 +236,14 @@ class VLLMGenerator:
             rank = int(get_tensor_model_parallel_rank())
         held: dict[str, HeldWeight] = self.llm.apply_model(lambda model: held_weights(self._names, model, rank))[0]
         return held
+
+
+def _asking(**options: Any) -> "vllm.SamplingParams":
+    """One output, told when it is whole, which ends at our ids or its limit alone."""
+    import vllm
+    from vllm.sampling_params import RequestOutputKind
+
+    return vllm.SamplingParams(ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY, **options)
 
 
 def require_vllm(device: str) -> None:
