@@ -87,15 +87,11 @@ class HFGenerator:
         own = self._parts.model.state_dict()
         missing = dict.fromkeys(own)
         for name, sent in weights:
-            if name not in own:
+            target = own.get(name)
+            if target is None or target.shape != sent.shape:
+                here = "not there" if target is None else list(target.shape)
                 raise RunError(
-                    f"weight {name!r} was sent but the generator's model has none of that name; use one backbone."
-                )
-            target = own[name]
-            if target.shape != sent.shape:
-                raise RunError(
-                    f"weight {name!r} is {list(sent.shape)} in the policy and {list(target.shape)} in the generator; "
-                    f"use one backbone."
+                    f"weight {name!r} is {list(sent.shape)} in the policy, {here} in the generator; use one backbone."
                 )
             missing.pop(name, None)
             if target.data_ptr() != sent.data_ptr():
