@@ -14,7 +14,7 @@ from typing import Any
 
 from exgrpo_cli.algo.batching import MOST_REPEATED
 from exgrpo_cli.algo.logprobs import GPU_TILE_ELEMENTS, TILE_ELEMENTS
-from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.errors import InputError, first_line
 from exgrpo_cli.config.names import is_gguf
 from exgrpo_cli.config.sections.run import BackboneSettings, TinySettings
 from exgrpo_cli.config.settings import Config
@@ -113,8 +113,8 @@ def architecture(backbone: BackboneSettings, tiny: TinySettings) -> Any:
         return AutoConfig.from_pretrained(backbone.source, revision=backbone.revision, local_files_only=True)
     except (OSError, ValueError) as error:
         if folder.is_dir():
-            first = str(error).strip().splitlines()[0]
-            raise InputError(f"backbone.source {backbone.source!r} has no usable config.json: {first}") from error
+            why = first_line(error)
+            raise InputError(f"backbone.source {backbone.source!r} has no usable config.json: {why}") from error
         return None
 
 
