@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -15,7 +15,6 @@ from exgrpo_cli.presets import load_preset, preset_names
 from exgrpo_cli.studies.endpoints import (
     ENDPOINTS,
     SEEDS_FOR_A_VERDICT,
-    Direction,
     Effect,
     effect_from,
     paired_effect,
@@ -37,7 +36,7 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     reference: float = 0.0
     """A fixed value instead of a control: 0.5 of an AUC."""
     endpoint: str = "pass_at_1"
-    direction: Direction = "greater"
+    direction: Literal["greater", "no less"] = "greater"
     """`greater`: by more than the smallest effect. `no less`: a loss is smaller than that."""
     smallest_effect: float
     """Smallest effect of interest, in units of the endpoint."""

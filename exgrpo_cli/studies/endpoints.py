@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
@@ -123,9 +123,6 @@ class Verdict(StrEnum):
     CONTRADICTED = "contradicted"
     UNDECIDED = "undecided"
     NOT_RUN = "not run"
-
-
-Direction = Literal["greater", "no less"]
 
 
 def verdict(effects: list[Effect], thresholds: list[float], *, needed: int = SEEDS_FOR_A_VERDICT) -> Verdict:

@@ -155,7 +155,7 @@ def measure(run: Path, config: Config, summary: dict[str, Any], visited: Collect
     """The result of a finished run; `summary` is its `summary.json`, `visited` the questions it rolled out."""
     heldout = read_validations(run)
     none = np.array([], dtype=np.int64)
-    seconds = summary["wall_seconds"]
+    seconds, graders = summary["wall_seconds"], (summary["heldout"]["after"] or {}).get("second_graders", {})
     return RunResult(
         config_hash=config_hash(config),
         method=config.run.method,
@@ -185,10 +185,7 @@ def measure(run: Path, config: Config, summary: dict[str, Any], visited: Collect
             training_seconds=sum(seconds.get(phase, 0.0) for phase in PHASES),
         ),
         after_valid=heldout[-1].valid if heldout else None,
-        second_graders={
-            name: found["pass_at_1"]
-            for name, found in (summary["heldout"]["after"] or {}).get("second_graders", {}).items()
-        },
+        second_graders={name: found["pass_at_1"] for name, found in graders.items()},
     )
 
 

@@ -20,7 +20,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
@@ -40,9 +40,6 @@ from exgrpo_cli.studies.output import duration, report_study
 from exgrpo_cli.studies.report import Numbers
 from exgrpo_cli.studies.study import PLAN_FILE, Arm, Study, StudyRun, budgeted
 from exgrpo_cli.studies.worker import DAMAGE, RunTask, last_line, start_process
-
-if TYPE_CHECKING:
-    from submitit import Job
 
 WORKER = (sys.executable, "-m", "exgrpo_cli.studies.worker")
 POLL_SECONDS = 0.5
@@ -98,7 +95,7 @@ class Processes:
 
 @dataclass(kw_only=True, slots=True)
 class Slurm:
-    """Launcher of runs as tasks of Slurm; a job is submitit's."""
+    """Launcher of runs as tasks of Slurm; a job is submitit's `Job`."""
 
     study: Study
     settings: SlurmSettings
@@ -119,7 +116,7 @@ class Slurm:
         require_slurm()
         return cls(study=study, settings=settings, at_once=len(study.runs))
 
-    def start(self, runs: Sequence[StudyRun]) -> "list[Job[Any]]":
+    def start(self, runs: Sequence[StudyRun]) -> list[Any]:
         """Submit a task for each run. Raises InputError where Slurm refuses them."""
         from submitit.core.utils import FailedJobError, FailedSubmissionError
 
@@ -135,14 +132,14 @@ class Slurm:
             reason = "; ".join(dict.fromkeys(said)) or first_line(error).rstrip(".")
             raise InputError(f"sbatch refused {self.study.name}: {reason}. See [slurm] of --config.") from error
 
-    def has_ended(self, job: "Job[Any]") -> bool:
+    def has_ended(self, job: Any) -> bool:
         """Whether the task is over; now and then Slurm is queried about all of them."""
         if time.monotonic() - self._queried > QUERY_SECONDS:
             job.watcher.update()
             self._queried = time.monotonic()
         return bool(job.done())
 
-    def failure(self, run: StudyRun, job: "Job[Any]") -> str | None:
+    def failure(self, run: StudyRun, job: Any) -> str | None:
         """Last line of the run where it failed by itself; empty where its task was killed, None where it finished."""
         from submitit.core.utils import FailedJobError
 
@@ -150,7 +147,7 @@ class Slurm:
             return None
         return last_line(run.log) if isinstance(job.exception(), FailedJobError) else ""
 
-    def stop(self, started: "Sequence[tuple[StudyRun, Job[Any]]]") -> None:
+    def stop(self, started: Sequence[tuple[StudyRun, Any]]) -> None:
         """Have every task save and end, and wait until no run is written any more."""
         for _, job in started:
             job.cancel(check=False)
