@@ -24,9 +24,10 @@ class TrainingRow:
 
     sequence: TokenSequence
     advantage: float
-    """Fixed for the step; relative to the whole group of K."""
+    """Fixed for the step; relative to the whole group of K, or as the place of a replayed row says."""
     behaviour_logprobs: Float32[np.ndarray, " tokens"]
-    """Denominator of the importance ratio: pi_old for a fresh row, pi_past for a replayed one."""
+    """Denominator of the importance ratio: pi_old for a fresh row, pi_past for a replayed one unless
+    `objective.importance` says otherwise."""
     replayed: bool
     importance_weights: Float32[np.ndarray, " tokens"] | None = None
     """Fixed factors of the advantage, token by token: where the sampler's distribution was not pi_old; None is 1."""

@@ -16,7 +16,7 @@ With w = pi_theta / pi_behaviour, and w* that of a replayed token (`objective.im
 The policy term is S_fresh / D_fresh + c S_replay / D_replay, S the sums of these terms. `joint`: both D count all rows
 of the mini-batch, fresh and replayed. `own`: each counts the rows of its own kind.
 
-Source: arXiv 2510.02245, section 3.2; clipping arXiv 1707.06347, eq. 7; dual clip arXiv 1912.09729.
+Source: arXiv 2510.02245, section 4.2; clipping arXiv 1707.06347, eq. 7; dual clip arXiv 1912.09729.
 Differences to the authors' code: the entropy bonus is taken once per mini-batch, not once per micro-batch, and the
 constant denominator counts rollouts, so that `loss_scale` restates the scale on which their clip norm and entropy
 coefficient were tuned.
