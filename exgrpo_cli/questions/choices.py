@@ -70,11 +70,9 @@ def find_choices(text: str) -> Choices | None:
     label: numbered statements stand in many questions without options.
     """
     labels = list(_LABEL.finditer(text))
-    for place in range(len(labels) - 1, -1, -1):
-        if _name(labels[place]) in _ALPHABETS:
-            choices = _choices(labels[place:], text)
-            if choices is not None:
-                return choices
+    for place in reversed(range(len(labels))):
+        if _name(labels[place]) in _ALPHABETS and (choices := _choices(labels[place:], text)):
+            return choices
     return None
 
 

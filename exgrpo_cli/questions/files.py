@@ -146,8 +146,7 @@ def _iter_csv(file: Path, delimiter: str) -> Iterator[PlacedRow]:
         number = 0
         try:
             _refuse_repeated(file, reader.fieldnames or ())
-            for row in reader:
-                number += 1
+            for number, row in enumerate(reader, start=1):
                 if None in row:
                     raise InputError(f"{file}: row {number} has more fields than the header {reader.fieldnames}.")
                 yield number, row

@@ -204,11 +204,11 @@ _KNOWN = (
 )
 
 
-def _options(value: Any) -> tuple[list[str], list[str] | None]:
+def _options(value: Any) -> tuple[list[str], list[str]]:
     """Texts and labels, if any, of a row's options."""
-    labels: Any = None
+    labels: Any = []
     if isinstance(value, Mapping) and "text" in value:
-        value, labels = value["text"], value.get("label")
+        value, labels = value["text"], value.get("label") or []
     elif isinstance(value, Mapping):
         # Letters as names; a struct has those that other rows use as nulls.
         value = {label: text for label, text in value.items() if text is not None}
@@ -216,29 +216,22 @@ def _options(value: Any) -> tuple[list[str], list[str] | None]:
     if not isinstance(value, list | tuple) or not 2 <= len(value) <= len(LETTERS):
         raise UnusableRow("fewer than two options")
     texts = [_filled(None if text is None else str(text), "an option is missing") for text in value]
-    if labels is None:
-        return texts, None
-    if not isinstance(labels, list | tuple) or len(labels) != len(texts):
+    if not isinstance(labels, list | tuple) or len(labels) not in (0, len(texts)):
         raise UnusableRow("as many labels as options are needed")
     return texts, [str(label).strip() for label in labels]
 
 
-def _place(answer: Any, texts: Sequence[str], labels: Sequence[str] | None) -> int:
-    """Place of the gold option: by its label, a place from 0, a letter, or its text."""
+def _place(answer: Any, texts: list[str], labels: list[str]) -> int:
+    """Place of the gold option: by its label, a letter, its text, or a place from 0."""
     if isinstance(answer, float) and answer.is_integer():
         # A column of integers with a gap, as pandas writes it.
         answer = int(answer)
-    named = str(answer).strip()
-    if labels is not None and named in labels:
-        return list(labels).index(named)
-    if isinstance(answer, str):
-        if len(named) == 1 and named.upper() in LETTERS[: len(texts)]:
-            return LETTERS.index(named.upper())
-        if named in texts:
-            return list(texts).index(named)
-    places = [str(place) for place in range(len(texts))]
-    if isinstance(answer, str | int) and not isinstance(answer, bool) and named in places:
-        return places.index(named)
+    named, places = str(answer).strip(), [str(place) for place in range(len(texts))]
+    # A number is no text: 2 is the third of the options 4, 3, 2.
+    spoken = [(list(LETTERS[: len(texts)]), named.upper()), (texts, named)] if isinstance(answer, str) else []
+    for names, name in [(labels, named), *spoken, (places, named)]:
+        if name in names:
+            return names.index(name)
     raise UnusableRow("the answer is none of the options")
 
 

@@ -103,14 +103,11 @@ class PrepareReport:
     output: Path = Path()
     seconds: float = 0.0
 
-    def counts(self) -> dict[str, Any]:
-        """Counts for the file's metadata: read = kept + folded + dropped."""
-        kept, dropped = len(self.questions), dict(self.dropped)
-        return {"read": self.num_read, "kept": kept, "folded": self.num_folded, "dropped": dropped}
-
     def findings(self) -> dict[str, Any]:
-        """The counts, and every reason with examples."""
-        return {"counts": self.counts(), "dropped": self.dropped.to_json(), "marked": self.marked.to_json()}
+        """The counts, read = kept + folded + dropped, and every reason with examples."""
+        kept, dropped = len(self.questions), dict(self.dropped)
+        counts = {"read": self.num_read, "kept": kept, "folded": self.num_folded, "dropped": dropped}
+        return {"counts": counts, "dropped": self.dropped.to_json(), "marked": self.marked.to_json()}
 
     def to_json(self) -> dict[str, Any]:
         """The report without the questions themselves, as `prepare --json` prints it."""

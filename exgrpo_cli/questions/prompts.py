@@ -4,8 +4,14 @@ A template is applied when training or evaluating, never baked into a question f
 template are in its text already; a plain text gets the tokenizer's own (Llama's BOS) while it is encoded.
 """
 
-from collections.abc import Iterable, Sequence
+import ctypes
+import faulthandler
+import resource
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +19,6 @@ from jaxtyping import Int32, Int64
 
 from exgrpo_cli.base.errors import InputError, nearest
 from exgrpo_cli.base.types import AnswerFormat, Message, Question
-from exgrpo_cli.questions.limits import Expired, memory_limit, time_limit
 from exgrpo_cli.questions.question_file import question_text
 
 THINK = "<think>\n"
@@ -35,7 +40,9 @@ TEMPLATE_BYTES = 2**30
 """Bounds on the template of a stranger's tokenizer: time for one prompt, characters around it, memory."""
 TEMPLATE_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """Errors that a template's own code may raise beside those of Jinja."""
-
+HANG_SECONDS = 60.0
+"""Time for which a single call into C code may hold the process beyond a limit."""
+_STDERR = 2
 
 Tokenizer = Any
 """A tokenizer of transformers."""
@@ -153,11 +160,8 @@ def prompt_lengths(
     template: Template, questions: Sequence[Question], tokenizer: Tokenizer
 ) -> Int64[np.ndarray, " questions"]:
     """Tokens of each question's prompt."""
-    lengths = np.empty(len(questions), dtype=np.int64)
-    for start in range(0, len(questions), _LENGTH_BATCH):
-        batch = questions[start : start + _LENGTH_BATCH]
-        lengths[start : start + len(batch)] = [len(ids) for ids in _token_ids(template, batch, tokenizer)]
-    return lengths
+    batches = (questions[start : start + _LENGTH_BATCH] for start in range(0, len(questions), _LENGTH_BATCH))
+    return np.array([len(ids) for batch in batches for ids in _token_ids(template, batch, tokenizer)], dtype=np.int64)
 
 
 def check_prompt_lengths(
@@ -222,3 +226,51 @@ def _untrusted(fault: str) -> InputError:
 
 def _is_think_open(text: str) -> bool:
     return text.rstrip().endswith("<think>")
+
+
+class Expired(BaseException):
+    """Time is over. Not an Exception, so that no handler of the limited code takes it for an error of its own."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise Expired in this thread once `seconds` are over; a single call into C code is let finish first.
+
+    Unlike an alarm signal it works in any thread. A call that does not come back, such as the power of a power, lets
+    nothing be raised: after HANG_SECONDS more the process ends with exit code 1 and its stacks on stderr.
+    """
+    thread, lock, is_over = threading.get_ident(), threading.Lock(), False
+
+    def expire() -> None:
+        with lock:
+            if not is_over:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Expired))
+
+    timer = threading.Timer(seconds, expire)
+    timer.daemon = True
+    # A process has one such timer, which does not need the interpreter.
+    faulthandler.dump_traceback_later(seconds + HANG_SECONDS, exit=True, file=_STDERR)
+    timer.start()
+    try:
+        yield
+    finally:
+        with lock:
+            is_over = True
+        timer.cancel()
+        faulthandler.cancel_dump_traceback_later()
+
+
+@contextmanager
+def memory_limit(num_bytes: int) -> Iterator[None]:
+    """Let the process reserve `num_bytes` more than it has, and not more: then MemoryError.
+
+    The limit is the system's, on the address space of the whole process: other threads feel it too.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + num_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -9,9 +9,8 @@ import hashlib
 import json
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -115,8 +114,7 @@ def _content(question: Question) -> list[tuple[str, str]]:
     return [*turns, ("answer", question.answer.strip()), ("metadata", question.metadata or "")]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QuestionSet:
+class QuestionSet(NamedTuple):
     """The questions of one file."""
 
     questions: tuple[Question, ...]

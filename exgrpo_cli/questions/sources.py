@@ -18,21 +18,21 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from exgrpo_cli.base.errors import InputError, RunError, first_line, nearest
 from exgrpo_cli.base.files import write_text
 from exgrpo_cli.config.names import BUILT_IN, is_made
 from exgrpo_cli.questions.files import FORMATS, SUFFIXES, stem_of, suffix_of
 
-_SPLIT_NAMES = {
-    "train": ("train", "training"),
-    "test": ("test", "testing", "eval", "evaluation"),
-    "validation": ("validation", "valid", "val", "dev"),
+_SPLIT_OF_WORD = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
 }
-_SPLIT_OF_WORD = {word: split for split, words in _SPLIT_NAMES.items() for word in words}
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})")
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[^:@]+))?(?P<rest>(:[^:]+)*)")
+_NO_DATA = re.compile(r"(^|/)([._]|dataset_infos\.json$)")
 _CARD = "README.md"
 _LISTING = ".listings/{}.json"
 """All paths of a data set at a commit, beside its files in the cache."""
@@ -60,8 +60,7 @@ class Source:
         return {"source": self.name, "revision": self.revision, "split": self.split}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HubId:
+class HubId(NamedTuple):
     """`owner/name@revision:configuration:split`; all but owner/name optional."""
 
     repo: str
@@ -152,7 +151,7 @@ def select_files(
     `train` is meant, or the only one. Raises InputError, listing what there is, for an unknown name, a choice that is
     still open, a missing shard or files of several formats.
     """
-    data = sorted(path for path in paths if _is_data(PurePosixPath(path)))
+    data = sorted(path for path in paths if suffix_of(path) and not _NO_DATA.search(path))
     if not data:
         scripts = [path for path in paths if path.endswith(".py")]
         hint = f" Its loading script {scripts[0]} is not run; try {where}@refs/convert/parquet." if scripts else ""
@@ -175,18 +174,10 @@ def select_files(
     return f"{config}/{split}", configs[config][split]
 
 
-def _is_data(path: PurePosixPath) -> bool:
-    hidden = any(part.startswith((".", "_")) for part in path.parts)
-    return bool(suffix_of(path.name)) and not hidden and path.name != "dataset_infos.json"
-
-
 def _configs(data: Sequence[str], entries: Sequence[Mapping[str, Any]]) -> dict[str, Splits]:
     """Splits by configuration, of those entries of a card's `configs` that have files."""
-    configs: dict[str, Splits] = {}
-    for entry in entries:
-        if splits := _splits_of(data, entry):
-            configs[str(entry.get("config_name", "default"))] = splits
-    return configs
+    found = ((str(entry.get("config_name", "default")), _splits_of(data, entry)) for entry in entries)
+    return {name: splits for name, splits in found if splits}
 
 
 def _splits_of(data: Sequence[str], entry: Mapping[str, Any]) -> Splits:
@@ -256,16 +247,12 @@ def _fetch(hub: HubId, progress: FetchProgress) -> Source:
     with explained(hub.repo, hub.revision):
         offline = constants.HF_HUB_OFFLINE
         commit, sizes = _cached_listing(hub) if offline else _listing(hub)
-        card = read_card(_download(hub, _CARD, commit, lambda done: None)) if _CARD in sizes else {}
+        card = read_card(_download(hub, _CARD, commit, lambda done, total: None)) if _CARD in sizes else {}
         where = f"the cached {hub.repo}" if offline else hub.repo
         split, paths = select_files(where, sizes, card, hub.selectors)
         total, before, files = sum(sizes[path] for path in paths), 0, []
         for path in paths:
-
-            def arrived(num_bytes: int, before: int = before) -> None:
-                progress(before + num_bytes, total)
-
-            files.append(_download(hub, path, commit, arrived))
+            files.append(_download(hub, path, commit, progress, before, total))
             before += sizes[path]
     progress(total, total)
     return Source(name=hub.repo, revision=commit, split=split, files=tuple(files))
@@ -297,8 +284,11 @@ def _cached_listing(hub: HubId) -> tuple[str, dict[str, int]]:
     return commit, dict.fromkeys(json.loads(listing.read_text(encoding="utf-8")) if listing.is_file() else own, 0)
 
 
-def _download(hub: HubId, path: str, commit: str, progress: Callable[[int], None]) -> Path:
-    """Bring one file into the cache, offline find it there; `progress` is told how many of its bytes are there."""
+def _download(hub: HubId, path: str, commit: str, progress: FetchProgress, before: int = 0, total: int = 0) -> Path:
+    """Bring one file into the cache, offline find it there.
+
+    `progress` is told how many bytes of `total` are there: `before`, of other files, and those of this one.
+    """
     from huggingface_hub import constants, hf_hub_download
     from tqdm import tqdm
 
@@ -306,14 +296,12 @@ def _download(hub: HubId, path: str, commit: str, progress: Callable[[int], None
         """Progress bar that draws nothing and passes on how many bytes are there."""
 
         def __init__(self, *values: Any, **options: Any) -> None:
-            self._num_bytes = int(options.get("initial") or 0)
-            # An option of the hub's own bars that tqdm does not know.
-            options.pop("name", None)
+            # Only a disabled bar takes the options of the hub's own bars that tqdm does not know.
             super().__init__(*values, **{**options, "disable": True})
 
         def update(self, n: float | None = 1) -> bool | None:
-            self._num_bytes += int(n or 0)
-            progress(self._num_bytes)
+            self.n += int(n or 0)
+            progress(before + self.n, total)
             return None
 
     local = _cached(hub) / "snapshots" / commit / path

@@ -19,8 +19,7 @@ class QuestionStream:
 
     def __init__(self, ids: Sequence[str], rng: np.random.Generator) -> None:
         self._ids = tuple(ids)
-        if len(set(self._ids)) != len(self._ids):
-            raise ValueError("The ids of a question stream must be unique.")
+        self._digest = hashlib.sha256("\n".join(self._ids).encode()).hexdigest()
         self._rng = rng
         self._order: list[str] = []
         self._position = 0
@@ -83,7 +82,7 @@ class QuestionStream:
         """Everything a resumed stream needs, as JSON types; questions by their index in `ids`."""
         index = {question: number for number, question in enumerate(self._ids)}
         return {
-            "questions": _digest(self._ids),
+            "questions": self._digest,
             "order": [index[question] for question in self._order],
             "position": self._position,
             "deferred": [index[question] for question in self._deferred],
@@ -92,7 +91,7 @@ class QuestionStream:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on where `state()` was taken; raises InputError where the question set is another one."""
-        if state["questions"] != _digest(self._ids):
+        if state["questions"] != self._digest:
             raise InputError(
                 f"The checkpoint's question stream belongs to another question set than these {len(self._ids)} "
                 f"questions: resume with the run's own question file."
@@ -101,7 +100,3 @@ class QuestionStream:
         self._position = int(state["position"])
         self._deferred = dict.fromkeys(self._ids[number] for number in state["deferred"])
         self._rng.bit_generator.state = state["rng"]
-
-
-def _digest(ids: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(ids).encode()).hexdigest()

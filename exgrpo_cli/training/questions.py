@@ -123,9 +123,8 @@ def source_questions(config: Config, source: str, split: str, reporter: Reporter
     if is_local(source):
         with TemporaryDirectory(prefix="exgrpo-") as folder:
             (report,) = preparing.prepare(source, Path(folder) / "questions.parquet", options, reporter.progress)
-        counts = report.counts()
-        dropped = "".join(f", {count} {reason}" for reason, count in counts["dropped"].items())
-        reporter.note(f"{source}: {counts['kept']} of {counts['read']} questions kept{dropped}")
+        dropped = "".join(f", {count} {reason}" for reason, count in report.dropped.items())
+        reporter.note(f"{source}: {len(report.questions)} of {report.num_read} questions kept{dropped}")
         return list(report.questions)
     if source in preset_names("benchmarks"):
         return list(benchmark_questions(load_benchmark(source)).questions)

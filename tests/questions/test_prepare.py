@@ -59,14 +59,14 @@ def test_the_audit_counts_what_it_drops_folds_and_marks(tmp_path):
     found = read_questions(output)
     assert [question.answer for question in found.questions] == ["14", "15", "14", "\\frac{1}{2}"]
     assert is_prepared(found.metadata) and found.content_hash == report.to_json()["content_hash"]
-    assert found.metadata["counts"] == report.counts() and found.metadata["counts"]["read"] == 8
+    assert found.metadata["counts"] == report.findings()["counts"] and found.metadata["counts"]["read"] == 8
     assert found.metadata["source_layout"] == "question and answer"
     assert found.metadata["options"]["decontaminate"] == ["walks"]
     assert WALK[:20] in found.metadata["dropped"]["contaminated by walks"]["examples"][0]
     page = "\n".join(report.lines())
     assert "8 read" in page and "1 exact duplicates folded" in page and f"4 kept in {output}" in page
     assert len(report.lines()) < 40
-    assert json.loads(json.dumps(report.to_json()))["counts"] == report.counts()
+    assert json.loads(json.dumps(report.to_json()))["counts"] == report.findings()["counts"]
 
 
 def test_nothing_left_says_why_and_writes_nothing(tmp_path):

@@ -7,7 +7,7 @@ alone says which pool it belongs to: no story, name, seed or size can bring one 
 
 import functools
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,17 +109,13 @@ def tell(chain: Chain, rng: np.random.Generator) -> str:
     story = stories[int(rng.integers(len(stories)))]
     moves_on = story.get("moves_on", False)
     names = [all_names[int(place)] for place in rng.permutation(len(all_names))]
-    thing = _pick(story["things"], rng)
-    sentences = [_pick(story["starts"], rng).format(a=names[0], n=chain[0][1], thing=thing)]
+    thing = rng.choice(story["things"])
+    sentences = [rng.choice(story["starts"]).format(a=names[0], n=chain[0][1], thing=thing)]
     person = 0
     for sign, operand in chain[1:]:
         other = names[person + 1] if moves_on else names[1 + int(rng.integers(len(names) - 1))]
-        sentences.append(_pick(story["steps"][sign], rng).format(a=names[person], b=other, n=operand, thing=thing))
+        sentences.append(rng.choice(story["steps"][sign]).format(a=names[person], b=other, n=operand, thing=thing))
         person += moves_on
-    sentences.append(_pick(story["ends"], rng).format(a=names[person], thing=thing))
+    sentences.append(rng.choice(story["ends"]).format(a=names[person], thing=thing))
     text = " ".join(sentence[0].upper() + sentence[1:] for sentence in sentences)
-    return f"{text} {_pick(_phrasings()['requests'], rng)}"
-
-
-def _pick(phrasings: Sequence[str], rng: np.random.Generator) -> str:
-    return phrasings[int(rng.integers(len(phrasings)))]
+    return f"{text} {rng.choice(_phrasings()['requests'])}"
