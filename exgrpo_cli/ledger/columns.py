@@ -52,12 +52,8 @@ def decode_events(table: pa.Table, known_ids: pa.Array) -> EventColumns:
     """
     words, numbers = encoded_words(table.column("event"))
     codes = pc.index_in(words, value_set=pa.array([kind.value for kind in KINDS])).to_numpy().astype(np.int64)
-    others = ("step", "trajectory_id", "bucket", "num_members")
-    return EventColumns(
-        kind=codes[numbers],
-        question=question_numbers(table, known_ids),
-        **{name: column(table, name) for name in others},
-    )
+    others = {name: column(table, name) for name in ("step", "trajectory_id", "bucket", "num_members")}
+    return EventColumns(kind=codes[numbers], question=question_numbers(table, known_ids), **others)
 
 
 def question_numbers(table: pa.Table, known_ids: pa.Array) -> Int64[np.ndarray, " rows"]:

@@ -54,6 +54,9 @@ _LIVE_ROWS, _LIVE_BYTES = 1 << 15, 8 << 20
 """Rows in all live parts, or bytes of live bodies, above which these are closed without a checkpoint: they are kept in
 memory and written anew at every step, in some milliseconds at half of that."""
 
+Batch = tuple[pa.RecordBatch, bytes]
+"""Bodies and their checksums."""
+
 
 def schema_with_metadata(table: str, last_step: int, totals: Mapping[str, int] | None = None) -> pa.Schema:
     """The table's schema with its last step and, in parts of `events`, the commit record."""
@@ -93,7 +96,7 @@ def bodies_batch(first_id: int, bodies: Sequence[Body]) -> pa.RecordBatch:
     return pa.record_batch([pa.array(ids), *lists], schema=SCHEMAS[BODIES])
 
 
-def write_bodies(file: BinaryIO, batches: Iterable[tuple[pa.RecordBatch, bytes]], schema: pa.Schema) -> None:
+def write_bodies(file: BinaryIO, batches: Iterable[Batch], schema: pa.Schema) -> None:
     """Write record batches of bodies, each with its checksums."""
     with pa.ipc.new_file(file, schema) as sink:
         for batch, checksums in batches:
@@ -164,7 +167,7 @@ class LedgerWriter:
         self._closed, self._first_steps = dict(self.totals), dict.fromkeys(TABLES, self.last_step + 1)
         self._tables = {table: SCHEMAS[table].empty_table() for table in TABLES if table != BODIES}
         self._rows: dict[str, list[dict[str, Any]]] = {table: [] for table in self._tables}
-        self._batches: list[tuple[pa.RecordBatch, bytes]] = []
+        self._batches: list[Batch] = []
         self._bodies: list[Body] = []
 
     def begin(self) -> None:
@@ -268,13 +271,7 @@ class LedgerWriter:
             else:
                 self._tables[table] = SCHEMAS[table].empty_table()
 
-    def _write_live(
-        self,
-        step: int,
-        tables: Mapping[str, pa.Table],
-        batches: Iterable[tuple[pa.RecordBatch, bytes]],
-        num_bodies: int,
-    ) -> None:
+    def _write_live(self, step: int, tables: Mapping[str, pa.Table], batches: Iterable[Batch], num_bodies: int) -> None:
         """Replace the live parts that have new rows, and that of events, which commits, by ones up to `step`."""
         counts = {BODIES: num_bodies} | {table: len(rows) for table, rows in tables.items()}
         totals = {table: self._closed[table] + counts.get(table, 0) for table in TABLES}
