@@ -257,10 +257,8 @@ def split_questions(
     Questions of the same words are kept on one side, whatever their answers: the lowest hashes of (seed, last user
     message) are held out. Raises InputError where one side would be empty.
     """
-    asked = [
-        hashlib.sha256(f"{seed}\x1f{normalised(question_text(question))}".encode()).hexdigest()
-        for question in questions
-    ]
+    texts = [normalised(question_text(question)) for question in questions]
+    asked = [hashlib.sha256(f"{seed}\x1f{text}".encode()).hexdigest() for text in texts]
     wanted = max(1, round(fraction * len(questions)))
     chosen = set(sorted(set(asked))[: wanted if most is None else min(wanted, most)])
     heldout = [question for question, key in zip(questions, asked, strict=True) if key in chosen]

@@ -8,7 +8,7 @@ import ctypes
 import faulthandler
 import resource
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -165,10 +165,9 @@ def prompt_lengths(
 
 
 def check_prompt_lengths(
-    template: Template, questions: Iterable[Question], tokenizer: Tokenizer, *, max_tokens: int
+    template: Template, questions: Sequence[Question], tokenizer: Tokenizer, *, max_tokens: int
 ) -> None:
     """Raises InputError naming the longest question, its length and the limit where a prompt exceeds `max_tokens`."""
-    questions = tuple(questions)
     lengths = prompt_lengths(template, questions, tokenizer)
     num_over = int((lengths > max_tokens).sum())
     if num_over:

@@ -1,5 +1,6 @@
 """Questions that the program makes itself, and the traces from which the tiny backbone learns their tasks."""
 
+from collections.abc import Callable
 from typing import Any
 
 from exgrpo_cli.config.names import GYM, section_of_made
@@ -9,7 +10,7 @@ from exgrpo_cli.questions.made.pools import Split
 from exgrpo_cli.questions.made.sums import make_arithmetic, make_modular
 from exgrpo_cli.questions.made.word_problems import make_word_problems
 
-_MAKERS = {
+_MAKERS: dict[str, Callable[[Any], Split]] = {
     "arithmetic": make_arithmetic,
     "word-problems": make_word_problems,
     "countdown": make_countdown,
@@ -23,6 +24,4 @@ def make_split(source: str, settings: Any) -> Split:
     Raises InputError where there are fewer questions than asked for, and for a task of reasoning-gym that is refused.
     """
     section = getattr(settings, section_of_made(source))
-    make: Any = _MAKERS.get(source)
-    split: Split = make_gym(source, section) if source.startswith(GYM) else make(section)
-    return split
+    return make_gym(source, section) if source.startswith(GYM) else _MAKERS[source](section)

@@ -151,7 +151,7 @@ def write_trace(terms: Terms, mix: TraceMix, rng: np.random.Generator, modulus: 
     faults = (mix.guessed, mix.slipped, mix.malformed)
     kind = str(rng.choice(("guessed", "slipped", "malformed", "sound"), p=(*faults, 1 - sum(faults))))
     if kind == "guessed":
-        return f"{THINK_END}\n{_boxed(_reduced(sum(terms), modulus))}"
+        return f"{THINK_END}\n\\boxed{{{_reduced(sum(terms), modulus)}}}"
     plan = draw_plan(terms, mix, rng)
     slip = None
     if kind == "slipped":
@@ -160,9 +160,10 @@ def write_trace(terms: Terms, mix: TraceMix, rng: np.random.Generator, modulus: 
     if rng.random() < mix.checked:
         lines.append(_check(lines[-1]))
     thinking = "\n".join(lines)
+    box = f"\\boxed{{{answer}}}"
     if kind == "malformed":
-        return str(rng.choice(_MALFORMED)).format(thinking=thinking, end=THINK_END, answer=answer, box=_boxed(answer))
-    return f"{thinking}\n{THINK_END}\n{_boxed(answer)}"
+        return str(rng.choice(_MALFORMED)).format(thinking=thinking, end=THINK_END, answer=answer, box=box)
+    return f"{thinking}\n{THINK_END}\n{box}"
 
 
 def draw_plan(terms: Terms, mix: TraceMix, rng: np.random.Generator) -> Plan:
@@ -226,10 +227,6 @@ def _check(line: str) -> str:
 
 def _reduced(value: int, modulus: int | None) -> int:
     return value if modulus is None else value % modulus
-
-
-def _boxed(answer: int) -> str:
-    return f"\\boxed{{{answer}}}"
 
 
 _MALFORMED = (
