@@ -1,0 +1,460 @@
+"""Damages drawn at random, over every kind of file that the program leaves and reads again.
+
+    python benchmarks/campaign/damages.py --count 700 --seed 1        # all targets, their share of the count
+    python benchmarks/campaign/damages.py --only resume --count 50
+
+A trial copies a whole folder, damages one thing in it, and runs the command that reads it. Its class:
+
+healed   exit code 0 and the result of the undamaged folder
+told     exit code 0, another result, and a line that names what is damaged
+named    another exit code, and a line that names what is damaged
+vague    another exit code, and a line that does not name it (read by hand)
+ugly     a traceback, "unexpected", a signal, no line at all
+silent   exit code 0, another result, and not a word
+"""
+
+import argparse
+import copy
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from processes import Finding, Outcome, apart, end, exgrpo, fresh_copy, start, tell
+
+SMALL = """
+run = {steps = 4, save_every = 1, keep_checkpoints = 3, plots = false}
+rollout = {questions_per_step = 6}
+replay = {start_threshold = 0}
+arithmetic = {num_heldout = 12, num_train = 60}
+validation = {every = 2}
+"""
+BAD = ("ugly", "silent", "vague")
+JSON_VALUES = (None, "x", -1, 1e308, 10**30, [], {}, True, "\x1b[2J", "../../x", [[[[[]]]]], "9" * 5000)
+Result = Callable[[Path, Outcome], Any]
+
+
+# What is compared.
+
+
+def without_times(value: Any) -> Any:
+    """Plain data without what a clock, a path or the machine's memory says."""
+    if isinstance(value, dict):
+        gone = re.compile("^time/|seconds|memory|^started$|^ended$|path|^machine|folder|checksum|version|git")
+        return {key: without_times(own) for key, own in value.items() if not gone.search(str(key))}
+    return [without_times(own) for own in value] if isinstance(value, list) else value
+
+
+def json_lines(path: Path) -> list[Any]:
+    """Of a file, times left out."""
+    return [without_times(json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "gone"
+
+
+def run_result(run: Path) -> dict[str, Any]:
+    """All that a finished run leaves: journals, samples, the ledger's tables, questions, weights."""
+    from exgrpo_cli.ledger.reader import LedgerReader
+
+    reader = LedgerReader(run / "replay")
+    tables = ("trajectories", "scores", "draws", "visits", "replays", "events")
+    return {
+        "metrics": json_lines(run / "metrics.jsonl"),
+        "validations": json_lines(run / "validations.jsonl"),
+        "summary": without_times(json.loads((run / "summary.json").read_text())),
+        "samples": {path.name: json_lines(path) for path in sorted((run / "samples").iterdir())},
+        "weights": digest(run / "model" / "model.safetensors"),
+        "questions": [digest(run / "data" / name) for name in ("train.parquet", "heldout.parquet")],
+        "ledger": {name: hashlib.sha256(str(reader.table(name).to_pydict()).encode()).hexdigest() for name in tables},
+    }
+
+
+def after_resume(folder: Path, outcome: Outcome) -> Any:
+    return apart(run_result, folder / "run") if outcome.code == 0 else None
+
+
+def printed_json(folder: Path, outcome: Outcome) -> Any:
+    """What a command printed as JSON, or its text where it is none."""
+    try:
+        return without_times(json.loads(outcome.out))
+    except ValueError:
+        return outcome.out
+
+
+def results_left(folder: Path, outcome: Outcome) -> Any:
+    """The figures that an evaluation printed, and its verdicts on disk."""
+    lines = [line for path in sorted(folder.glob("res/*/records.jsonl")) for line in json_lines(path)]
+    return [printed_json(folder, outcome), sorted(json.dumps(line, sort_keys=True) for line in lines)]
+
+
+# What is damaged, and read.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A folder, what is damaged in it, the command that reads it, and the result that is compared."""
+
+    name: str
+    share: float
+    """Of all trials."""
+    under: str
+    """Where damages fall, a folder or a file below the working folder."""
+    command: tuple[str, ...]
+    result: Result
+    spared: tuple[str, ...] = ()
+    """Folders below it that the command does not read."""
+
+
+SAME_EVALUATION = ("evaluate", "arithmetic", "--data", "heldout.parquet", "--model", "run", "--output", "res", "--json")
+STUDY = ("ablate", "--methods", "grpo", "--seeds", "1", "--config", "small.toml", "--steps", "2", "--output", "study")
+TARGETS = (
+    Target(
+        name="resume", share=0.28, under="run", command=("train", "--resume", "--output", "run"), result=after_resume
+    ),
+    Target(
+        name="replay-stats",
+        share=0.34,
+        under="done",
+        command=("replay-stats", "done", "--json"),
+        result=printed_json,
+        spared=("model", "plots", "checkpoints", "samples"),
+    ),
+    Target(
+        name="report",
+        share=0.05,
+        under="done",
+        command=("report", "done", "--output", "page.html"),
+        result=lambda folder, outcome: (folder / "page.html").is_file(),
+        spared=("model", "plots", "checkpoints"),
+    ),
+    Target(name="evaluate", share=0.06, under="res", command=SAME_EVALUATION, result=results_left),
+    Target(
+        name="rescore",
+        share=0.06,
+        under="res",
+        command=("evaluate", "--rescore", "res", "--json"),
+        result=printed_json,
+    ),
+    Target(
+        name="compare",
+        share=0.06,
+        under="res",
+        command=("evaluate", "--compare", "res", "res2", "--json"),
+        result=printed_json,
+    ),
+    Target(
+        name="questions",
+        share=0.08,
+        under="questions.parquet",
+        command=("train", "--data", "questions.parquet", "--heldout", "none", "--config", "small.toml", "--dry-run"),
+        result=lambda folder, outcome: outcome.out,
+    ),
+    Target(
+        name="tiny",
+        share=0.04,
+        under="cache",
+        command=("train", "--config", "small.toml", "--steps", "1", "--output", "new", "--json"),
+        result=printed_json,
+    ),
+    Target(name="study", share=0.03, under="study", command=(*STUDY, "--json"), result=printed_json),
+)
+
+
+def build(folder: Path) -> None:
+    """All whole folders once: an unfinished and a finished run, two evaluations, a question file, a study, a cache."""
+    (folder / "small.toml").write_text(SMALL)
+    train = ["train", "--config", "small.toml", "--quiet"]
+    _done(folder, [*train, "--output", "done"])
+    _done(folder, ["prepare", "arithmetic", "--output", "questions.parquet"])
+    shutil.copy(folder / "done" / "data" / "heldout.parquet", folder / "heldout.parquet")
+    shutil.copytree(folder / "done", folder / "whole")
+    log = folder / "log"
+    child = start([*train, "--output", "run"], folder, log, log, EXGRPO_CACHE=str(folder / "cache"))
+    while not (folder / "run" / "metrics.jsonl").is_file() or len(json_lines(folder / "run" / "metrics.jsonl")) < 3:
+        time.sleep(0.02)
+    os.kill(child, signal.SIGKILL)
+    end(child, 60)
+    for name, model in (("res", "whole"), ("res2", "whole@step-000002")):
+        _done(
+            folder,
+            ["evaluate", "arithmetic", "--data", "heldout.parquet", "--model", model, "--output", name, "--json"],
+        )
+    _done(folder, [*STUDY, "--quiet"])
+
+
+def _done(folder: Path, arguments: list[str]) -> None:
+    outcome = exgrpo(arguments, folder, EXGRPO_CACHE=str(folder / "cache"))
+    assert outcome.code == 0, (arguments, outcome.err)
+
+
+# Damages.
+
+
+def damage(root: Path, rng: random.Random, spared: tuple[str, ...] = ()) -> tuple[str, list[str]]:
+    """Do one thing to what is below `root`; returns it in words, and the names that a message may call it by."""
+    files = [path for path in sorted(root.rglob("*")) if path.is_file()] if root.is_dir() else [root]
+    files = [path for path in files if path == root or path.relative_to(root).parts[0] not in spared]
+    # Kinds of file weigh alike, however many there are of each.
+    kinds = sorted({re.sub(r"\d+", "#", str(path.relative_to(root.parent))) for path in files})
+    kind = rng.choice(kinds)
+    path = rng.choice([own for own in files if re.sub(r"\d+", "#", str(own.relative_to(root.parent))) == kind])
+    if root.is_dir() and rng.random() < 0.12:
+        path = rng.choice([path.parent, *[own for own in path.parents if root in own.parents]])
+        return _damage_folder(path, root, rng), _names(path, root)
+    done = _damage_file(path, rng)
+    return f"{path.relative_to(root.parent)}: {done}", _names(path, root)
+
+
+def _names(path: Path, root: Path) -> list[str]:
+    """The file, and the folders it lies in below the root; of a numbered part its table."""
+    inside = [path.name, *[own.name for own in path.parents if root in own.parents]]
+    return inside if path != root else [root.name]
+
+
+def _damage_folder(path: Path, root: Path, rng: random.Random) -> str:
+    where = path.relative_to(root.parent)
+    match rng.choice(("removed", "emptied", "a file", "a link", "copied under the next number")):
+        case "removed":
+            shutil.rmtree(path)
+            return f"{where}/ removed"
+        case "emptied":
+            shutil.rmtree(path)
+            path.mkdir()
+            return f"{where}/ emptied"
+        case "a file":
+            shutil.rmtree(path)
+            path.write_text("x")
+            return f"{where}/ is a file"
+        case "a link":
+            path.rename(root.parent / "elsewhere")
+            path.symlink_to(root.parent / "elsewhere")
+            return f"{where}/ is a link to another folder"
+    name = re.sub(r"\d+", lambda own: f"{int(own[0]) + 1:0{len(own[0])}}", path.name)
+    copy_of = path.with_name(name if name != path.name else f"{path.name} (copy)")
+    if not copy_of.exists():
+        shutil.copytree(path, copy_of, symlinks=True)
+    return f"{where}/ copied as {copy_of.name}"
+
+
+def _damage_file(path: Path, rng: random.Random) -> str:
+    choices = ["bytes", "bytes", "whole"]
+    if path.suffix in (".jsonl", ".json", ".toml"):
+        choices += ["lines", "lines"]
+    if path.suffix in (".jsonl", ".json"):
+        choices += ["values", "values", "values"]
+    if path.suffix == ".parquet":
+        choices += ["rows", "rows"]
+    functions = {"bytes": _bytes, "whole": _whole, "lines": _lines, "values": _values}
+    own = rng.choice(choices)
+    return apart(_rows, path, rng.random()) if own == "rows" else functions[own](path, rng)
+
+
+def _bytes(path: Path, rng: random.Random) -> str:
+    data = bytearray(path.read_bytes())
+    if not data:
+        path.write_bytes(b"\x00")
+        return "a byte"
+    begin = rng.randrange(len(data))
+    match rng.choice(("bit", "bits", "zeros", "garbage", "truncated", "torn end")):
+        case "bit":
+            data[begin] ^= 1 << rng.randrange(8)
+            done = f"a bit at {begin} of {len(data)}"
+        case "bits":
+            for _ in range(16):
+                data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+            done = "16 bits"
+        case "zeros":
+            size = min(len(data) - begin, rng.choice((1, 16, 512)))
+            data[begin : begin + size] = bytes(size)
+            done = f"{size} zeros at {begin} of {len(data)}"
+        case "garbage":
+            size = min(len(data) - begin, rng.choice((4, 64)))
+            data[begin : begin + size] = rng.randbytes(size)
+            done = f"{size} random bytes at {begin} of {len(data)}"
+        case "truncated":
+            del data[begin:]
+            done = f"{begin} of {len(data)} bytes"
+        case _:
+            del data[-rng.randint(1, min(20, len(data))) :]
+            done = "the last bytes gone"
+    path.write_bytes(bytes(data))
+    return done
+
+
+def _whole(path: Path, rng: random.Random) -> str:
+    done = rng.choice(
+        ("gone", "empty", "random bytes", "a folder", "random bytes behind it", "brackets", "a link to /dev/null")
+    )
+    before = path.read_bytes()
+    path.unlink()
+    match done:
+        case "empty":
+            path.touch()
+        case "random bytes":
+            path.write_bytes(rng.randbytes(300))
+        case "a folder":
+            path.mkdir()
+        case "random bytes behind it":
+            path.write_bytes(before + rng.randbytes(40))
+        case "brackets":
+            path.write_text("[" * 100_000)
+        case "a link to /dev/null":
+            path.symlink_to("/dev/null")
+    return done
+
+
+def _lines(path: Path, rng: random.Random) -> str:
+    lines = path.read_bytes().splitlines(keepends=True)
+    if not lines:
+        return _bytes(path, rng)
+    at, other = rng.randrange(len(lines)), rng.randrange(len(lines))
+    match done := rng.choice(("lost", "doubled", "exchanged", "last doubled")):
+        case "lost":
+            del lines[at]
+        case "doubled":
+            lines.insert(at, lines[at])
+        case "exchanged":
+            lines[at], lines[other] = lines[other], lines[at]
+        case _:
+            lines.append(lines[-1])
+    path.write_bytes(b"".join(lines))
+    return f"line {at + 1} of {len(lines)} {done}"
+
+
+def _places(value: Any, so_far: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if so_far:
+        yield so_far
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from _places(value[key], (*so_far, key))
+
+
+def _values(path: Path, rng: random.Random) -> str:
+    """Another value, or none, at a random place of JSON, or of one line of JSON lines."""
+    text = path.read_text()
+    lines = text.splitlines() if path.suffix == ".jsonl" else [text]
+    at = rng.randrange(len(lines)) if lines else 0
+    try:
+        value = json.loads(lines[at])
+        place = rng.choice(list(_places(value)))
+    except (ValueError, IndexError):
+        return _bytes(path, rng)
+    changed = copy.deepcopy(value)
+    holder = changed
+    for key in place[:-1]:
+        holder = holder[key]
+    before = json.dumps(holder[place[-1]])[:40]
+    if rng.random() < 0.2:
+        del holder[place[-1]]
+        done = f"{'/'.join(map(str, place))} ({before}) gone"
+    else:
+        holder[place[-1]] = rng.choice(JSON_VALUES)
+        done = f"{'/'.join(map(str, place))} ({before}) = {json.dumps(holder[place[-1]])[:40]}"
+    lines[at] = json.dumps(changed)
+    path.write_text("\n".join(lines) + ("\n" if path.suffix == ".jsonl" else ""))
+    return f"line {at + 1}: {done}"
+
+
+def _rows(path: Path, seed: float) -> str:
+    """Other rows under the same metadata."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rng = random.Random(seed)
+    table = pq.read_table(path)
+    if not len(table):
+        path.unlink()
+        return "gone"
+    order = np.arange(len(table))
+    match done := rng.choice(("reversed", "one lost", "one doubled", "a column reversed", "a column gone", "no rows")):
+        case "reversed":
+            table = table.take(order[::-1])
+        case "one lost":
+            table = table.take(np.delete(order, rng.randrange(len(table))))
+        case "one doubled":
+            table = table.take(np.append(order, rng.randrange(len(table))))
+        case "a column reversed" | "a column gone":
+            at = rng.randrange(table.num_columns)
+            done = f"{done} ({table.column_names[at]})"
+            field, column = table.schema.field(at), table.column(at).take(pa.array(order[::-1]))
+            table = table.set_column(at, field, column) if "reversed" in done else table.remove_column(at)
+        case _:
+            table = table.slice(0, 0)
+    pq.write_table(table, path)
+    return f"rows: {done}"
+
+
+# Trials.
+
+
+def trial(target: Target, whole: Path, work: Path, number: int, seed: int, right: Any) -> Finding:
+    """Damage a fresh copy, run the command, and class what came."""
+    rng = random.Random(f"{seed} {target.name} {number}")
+    fresh_copy(whole, work)
+    what, names = damage(work / target.under, rng, target.spared)
+    outcome = exgrpo(list(target.command), work, EXGRPO_CACHE=str(work / "cache"))
+    result = target.result(work, outcome)
+    named = any(name in outcome.err for name in names)
+    if ugly := outcome.ugly:
+        verdict, line = "ugly", f"[{ugly}] {outcome.err.strip()[-300:]}"
+    else:
+        same = outcome.code == 0 and result == right
+        verdict = (
+            "healed"
+            if same
+            else ("told" if named else "silent")
+            if outcome.code == 0
+            else ("named" if named else "vague")
+        )
+        line = next((line for line in reversed(outcome.err.splitlines()) if line.startswith("exgrpo: ")), "")[:300]
+    return Finding(number, f"{target.name}: {what}", verdict, outcome.code, line)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=700, help="trials")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=[target.name for target in TARGETS], help="all trials on this target")
+    parser.add_argument("--trial", type=int, help="this one alone, told in full")
+    parser.add_argument("--all", action="store_true", help="tell every trial, not only defects")
+    parser.add_argument("--folder", type=Path, help="the whole folders, built there once and kept")
+    parser.add_argument("--json", action="store_true", help="one JSON object for each target")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="exgrpo-damages-") as name:
+        whole, work = options.folder or Path(name, "whole"), Path(name, "work")
+        if not whole.is_dir():
+            whole.mkdir(parents=True)
+            build(whole)
+        defects = 0
+        for target in TARGETS:
+            if options.only not in (None, target.name):
+                continue
+            fresh_copy(whole, work)
+            outcome = exgrpo(list(target.command), work, EXGRPO_CACHE=str(work / "cache"))
+            assert outcome.code == 0, (target.name, outcome.err)
+            right = target.result(work, outcome)
+            count = options.count if options.only else max(1, round(options.count * target.share))
+            numbers = [options.trial] if options.trial is not None else range(count)
+            findings = []
+            for number in numbers:
+                findings.append(trial(target, whole, work, number, options.seed, right))
+                if options.all or options.trial is not None:
+                    print(findings[-1], flush=True)
+            defects += tell(target.name, findings, as_json=options.json, bad=BAD)
+    raise SystemExit(bool(defects))
+
+
+if __name__ == "__main__":
+    main()

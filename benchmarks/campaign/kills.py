@@ -1,0 +1,175 @@
+"""Kills at random moments of every long command: what goes on afterwards comes to the bits of the undisturbed one.
+
+    python benchmarks/campaign/kills.py --count 100 --seed 1
+
+A trial starts a command, ends it with SIGKILL, SIGINT or SIGTERM after a random share of the time it takes (after
+SIGINT sometimes a second one), as often as it draws, and then lets it go on to its end. Its class:
+
+identical  the result of the undisturbed command, and nothing left behind
+early      the command had ended before it was killed, with the result of the undisturbed one
+lost       another result, a page that is missing, or a partial file that stays
+ugly       a traceback, "unexpected", a signal that was not sent, no line at all
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from damages import SMALL, after_resume, digest, results_left
+from processes import Finding, Outcome, end, exgrpo, start, tell
+
+BAD = ("lost", "ugly")
+SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A long command, how it goes on, and what it comes to."""
+
+    name: str
+    share: float
+    command: tuple[str, ...]
+    go_on: tuple[str, ...]
+    """Where the first has left something to go on with."""
+    goes_on_with: str
+    """A path that is there then."""
+    result: Callable[[Path, Outcome], Any]
+
+
+def with_page(folder: Path, outcome: Outcome) -> Any:
+    return [after_resume(folder, outcome), (folder / "run" / "report.html").is_file()]
+
+
+STUDY = ("ablate", "--methods", "grpo,exgrpo", "--seeds", "1", "--config", "small.toml", "--output", "study", "--json")
+EVALUATION = (
+    *("evaluate", "arithmetic", "--data", "heldout.parquet"),
+    *("--model", "cache-model", "--output", "res", "--json"),
+)
+TRAIN = ("train", "--config", "small.toml", "--output", "run", "--set", "run.plots=true")
+WORKS = (
+    Work(
+        name="train",
+        share=0.6,
+        command=TRAIN,
+        go_on=("train", "--resume", "--output", "run"),
+        goes_on_with="run/config.toml",
+        result=with_page,
+    ),
+    Work(
+        name="prepare",
+        share=0.1,
+        command=("prepare", "arithmetic", "--output", "q.parquet"),
+        go_on=("prepare", "arithmetic", "--output", "q.parquet"),
+        goes_on_with="nothing",
+        result=lambda folder, outcome: digest(folder / "q.parquet"),
+    ),
+    Work(name="evaluate", share=0.15, command=EVALUATION, go_on=EVALUATION, goes_on_with="res", result=results_left),
+    Work(
+        name="study",
+        share=0.15,
+        command=STUDY,
+        go_on=STUDY,
+        goes_on_with="study",
+        result=lambda folder, outcome: [
+            json.loads(path.read_text())["heldout"] for path in sorted(folder.glob("study/*/seed-*/summary.json"))
+        ],
+    ),
+)
+
+
+def trial(work: Work, number: int, seed: int, right: Any, seconds: float, root: Path) -> Finding:
+    """Kill, go on, and class what came."""
+    rng = random.Random(f"{seed} {work.name} {number}")
+    folder = root / f"{work.name}-{number}"
+    folder.mkdir()
+    for given in ("small.toml", "heldout.parquet", "cache-model", "cache"):
+        (folder / given).symlink_to(root / given)
+    kills, lines, early = [], [], False
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        what, after = rng.choice(SIGNALS), rng.uniform(0, 1.05) * seconds
+        out, err = folder / "out", folder / "err"
+        child = start(_command(work, folder), folder, out, err, EXGRPO_CACHE=str(root / "cache"))
+        code = _end_after(child, after, what, again=what == signal.SIGINT and rng.random() < 0.3)
+        outcome = Outcome(code, out.read_text(errors="replace"), err.read_text(errors="replace"), after)
+        kills.append(f"{what.name} after {after:.1f} s ({code})")
+        lines += outcome.err.splitlines()[-1:]
+        early = code == 0
+        if outcome.ugly and code not in (-what, 0):
+            return Finding(number, f"{work.name}: {', '.join(kills)}", "ugly", code, outcome.err[-300:])
+        if early:
+            break
+    if not early:
+        outcome = exgrpo(_command(work, folder), folder, EXGRPO_CACHE=str(root / "cache"))
+    result = work.result(folder, outcome)
+    left = [str(path.relative_to(folder)) for path in folder.rglob("*partial*")]
+    what = f"{work.name}: {', '.join(kills)}"
+    if outcome.ugly or outcome.code:
+        return Finding(number, what, "ugly", outcome.code, f"{lines} {outcome.err[-300:]}")
+    if result != right or left:
+        return Finding(number, what, "lost", outcome.code, f"{lines} left {left}, same {result == right}")
+    return Finding(number, what, "early" if early and len(kills) == 1 else "identical", 0, "")
+
+
+def _command(work: Work, folder: Path) -> list[str]:
+    return list(work.go_on if (folder / work.goes_on_with).exists() else work.command)
+
+
+def _end_after(child: int, seconds: float, what: signal.Signals, *, again: bool) -> int:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    os.kill(child, what)
+    if again:
+        time.sleep(0.1)
+        with suppress(ProcessLookupError):
+            os.kill(child, what)
+    return end(child, 120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=100, help="trials")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=[work.name for work in WORKS])
+    parser.add_argument("--trial", type=int, help="this one alone")
+    parser.add_argument("--json", action="store_true", help="one JSON object for each command")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="exgrpo-kills-") as name:
+        root = Path(name)
+        (root / "small.toml").write_text(SMALL)
+        warm = exgrpo(["train", "--config", "small.toml", "--output", "warm"], root, EXGRPO_CACHE=str(root / "cache"))
+        assert warm.code == 0, warm.err
+        (root / "cache-model").symlink_to("warm")
+        (root / "heldout.parquet").symlink_to("warm/data/heldout.parquet")
+        defects = 0
+        for work in WORKS:
+            if options.only not in (None, work.name):
+                continue
+            whole = root / f"whole-{work.name}"
+            whole.mkdir()
+            for given in ("small.toml", "heldout.parquet", "cache-model"):
+                (whole / given).symlink_to(root / given)
+            outcome = exgrpo(list(work.command), whole, EXGRPO_CACHE=str(root / "cache"))
+            assert outcome.code == 0, outcome.err
+            right = work.result(whole, outcome)
+            count = options.count if options.only else max(1, round(options.count * work.share))
+            numbers = [options.trial] if options.trial is not None else range(count)
+            findings = [trial(work, each, options.seed, right, outcome.seconds, root) for each in numbers]
+            defects += tell(work.name, findings, as_json=options.json, bad=BAD)
+    raise SystemExit(bool(defects))
+
+
+if __name__ == "__main__":
+    main()
