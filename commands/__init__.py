@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
-from exgrpo_cli.base.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError
+from exgrpo_cli.base.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError, is_exhaustion
 from exgrpo_cli.base.output import data_alone, loading_note, tell_warnings
 from exgrpo_cli.commands.ablate import ablate
 from exgrpo_cli.commands.cli import talk
@@ -107,7 +107,16 @@ def run(arguments: list[str], commands: typer.Typer = app) -> int:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _report(arguments, error, f"exgrpo: {where}{error.strerror or error}.", EXIT_STOPPED)
-    except Exception as error:  # noqa: BLE001 - the one handler of what nobody foresaw: a line, not a traceback
+    except BaseException as error:
+        if is_exhaustion(error):
+            line = (
+                f"exgrpo: the system gave no more memory or threads ({_one_line(str(error)) or type(error).__name__}): "
+                "free some, raise a limit (ulimit -v, -u), or use less. What was saved is whole."
+            )
+            return _report(arguments, error, line, EXIT_STOPPED)
+        if not isinstance(error, Exception):
+            raise
+        # The one handler of what nobody foresaw: a line, not a traceback.
         line = (
             f"exgrpo: unexpected {type(error).__name__}: {_one_line(str(error))} Run again with --debug to see where."
         )

@@ -25,18 +25,29 @@ def report(
       exgrpo report runs/exgrpo-tiny
       exgrpo report studies/metric-ent --output metric-ent.html
     """
+    from exgrpo_cli.base.files import require_place, require_writable
     from exgrpo_cli.show.report import write_report
 
+    if output is not None:
+        require_place(output)
+        require_writable(output)
     path = write_report(folder, output)
     print_json({"report": str(path)}) if json else write_data(str(path))
 
 
 def write_page(folder: Path, *, quiet: bool) -> None:
-    """The page that a run or a study ends with. Where it cannot be written a line says so: the work itself is done."""
-    from exgrpo_cli.base.errors import ExgrpoError
+    """The page that a run or a study ends with. Where it cannot be written a line says so: the work itself is done.
+
+    Raises Interrupted, which says how to get the page.
+    """
+    from exgrpo_cli.base.errors import ExgrpoError, Interrupted
     from exgrpo_cli.show.report import write_report
 
     try:
         talk(f"report: {write_report(folder)}", quiet=quiet)
     except ExgrpoError as error:
         talk(f"exgrpo: no report: {error}")
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"stopped while the page was written, all else is there; write it with: exgrpo report {folder}"
+        ) from None

@@ -93,6 +93,7 @@ def train(
       exgrpo train --backbone qwen-math-7b --launcher slurm --config cluster.toml
     """
     from exgrpo_cli.base.reporter import make_reporter
+    from exgrpo_cli.runs.result import read_summary
     from exgrpo_cli.runs.watchdog import TimeLimit
     from exgrpo_cli.training import start as core
 
@@ -105,6 +106,11 @@ def train(
         return
     # Rank 0 of those that a launcher has started, or the only process.
     speaks = os.environ.get("RANK", "0") == "0"
+    if start.lacks_page and not (dry_run or check):
+        if speaks:
+            cli.talk(f"exgrpo: {start.folder} has finished its steps, its page is written", quiet=speech.quiet)
+            _end(start, read_summary(start.folder / "summary.json"), speech)
+        return
     cli.talk(start.line(), quiet=speech.quiet or dry_run or check or not speaks)
     from exgrpo_cli.machine.settle import require_runnable, settle
     from exgrpo_cli.machine.survey import survey_machine
@@ -146,9 +152,7 @@ def train(
             if not report["well"]:
                 raise typer.Exit(1)
         elif speaks:
-            if config.run.plots:
-                write_page(start.folder, quiet=speech.quiet)
-            cli.print_json(summary) if speech.json else _print_result(summary, start.folder)
+            _end(start, summary, speech)
 
 
 def _launch(start: "RunStart", options: TrainOptions, speech: cli.Speech, *, dry_run: bool, check: bool) -> None:
@@ -184,6 +188,12 @@ def _print_plan(start: "RunStart", plan: "Plan", json: bool, *, speaks: bool) ->
         cli.print_json({"config": asdict(start.config), "plan": plan.to_json()})
     elif speaks:
         cli.write_data("\n".join(f"# {line}" for line in plan.lines()) + f"\n\n{text}", end="")
+
+
+def _end(start: "RunStart", summary: dict[str, Any], speech: cli.Speech) -> None:
+    if start.config.run.plots:
+        write_page(start.folder, quiet=speech.quiet)
+    cli.print_json(summary) if speech.json else _print_result(summary, start.folder)
 
 
 def _print_result(summary: dict[str, Any], run_folder: Path) -> None:

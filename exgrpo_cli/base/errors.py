@@ -39,6 +39,20 @@ class DamageWarning(ToolkitWarning):
     """Something on disk is damaged or gone, and was passed over or left out; said with `--quiet` as well."""
 
 
+_EXHAUSTED = ("can't start new thread", "create a primitive", "allocate memory", "memory allocation", "realloc of size")
+"""One of these is in what libraries say when the system refuses them memory or threads."""
+
+
+def is_exhaustion(error: BaseException) -> bool:
+    """Whether the system refused memory or a thread, whatever the library that wanted it calls that.
+
+    Rust's panic over a thread pool, which is no Exception, counts.
+    """
+    text = str(error)
+    is_panic = type(error).__name__ == "PanicException" and "thread pool" in text
+    return is_panic or isinstance(error, MemoryError) or any(words in text for words in _EXHAUSTED)
+
+
 def nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
     """The hint of an unknown-name error: " Did you mean 'x'?" or, when nothing is near, the list of known names."""
     import difflib

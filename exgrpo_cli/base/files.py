@@ -1,21 +1,24 @@
 """Files and folders that are whole or absent; JSON and JSON lines, checked when they are read; manifests.
 
-Whatever is written goes to a hidden name beside its place (`.NAME.partial-PID`), is flushed to the disk, and is then
-renamed; the folder that holds the name is flushed last, so a power cut leaves the old content or the new. A manifest
-holds name, size and SHA-256 of files, and is compared before they are used.
+Whatever is written goes to a hidden name beside its place (`.NAME.partial-HOST-PID`), is flushed to the disk, and is
+then renamed; the folder that holds the name is flushed last, so a power cut leaves the old content or the new. What a
+killed writer left is removed by the next one of the same name. A manifest holds name, size and SHA-256 of files, and is
+compared before they are used.
 """
 
 import glob
 import hashlib
 import json
 import os
+import platform
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO, TypedDict
+from zlib import crc32
 
 import msgspec
 
@@ -24,6 +27,7 @@ from exgrpo_cli.base.errors import InputError, RunError
 _PARTIAL = ".partial"
 """Between the name of what is being written, with a dot before it, and the process that writes it."""
 _TAIL_BYTES = 1 << 14
+_DEVICES = ("/dev/", "/proc/", "/sys/")
 UNCHANGED = "What was there before is unchanged: make room, or choose another place."
 
 
@@ -35,6 +39,7 @@ def stage(path: Path, write: Callable[[BinaryIO], object], *, sync: bool = True)
     Raises OSError (a full disk, say); nothing is left behind then, nor where `write` raises.
     """
     partial = partial_path(path)
+    remove_abandoned(path.parent, path.name)
     try:
         with partial.open("wb") as file:
             write(file)
@@ -56,13 +61,26 @@ def publish(partial: Path, path: Path) -> None:
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Replace `path` by what `write` puts into the open file, its folder made where needed.
 
-    Raises RunError where it cannot be written; what was there before stays.
+    Raises InputError where `path` is no place for a file, RunError where it cannot be written; what was there before
+    stays.
     """
+    require_place(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         publish(stage(path, write), path)
     except OSError as error:
         raise cannot_write(path, error) from error
+
+
+def require_place(path: Path) -> None:
+    """Raise InputError where a file would take the place of a folder, a device or a pipe.
+
+    A link to a file is replaced, not followed, but for one into /dev or /proc, such as /dev/stdout.
+    """
+    device = path.is_symlink() and str(path.readlink()).startswith(_DEVICES)
+    if device or (path.exists() and not path.is_file()):
+        kind = "a folder" if path.is_dir() else "a device or a pipe"
+        raise InputError(f"{path} is {kind}, where a file is to go: name another file.")
 
 
 def require_writable(path: Path) -> None:
@@ -112,12 +130,12 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
     Raises InputError naming the first line that is no object.
     """
-    with path.open("rb") as lines:
+    with _opened(path) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
                 return
             try:
-                value = json.loads(line)
+                value = parse_json(line)
             except ValueError as error:
                 raise InputError(
                     f"{path}, line {number} is not JSON ({error}): remove the line, or restore the file from a copy."
@@ -141,8 +159,31 @@ def last_json_line(path: Path) -> dict[str, Any] | None:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
         *lines, _ = file.read().split(b"\n")
-    whole = [line for line in lines if line.startswith(b"{")]
-    return dict(json.loads(whole[-1])) if whole else None
+    for line in reversed(lines):
+        with suppress(ValueError):
+            if isinstance(value := parse_json(line), dict):
+                return value
+    return None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises ValueError for anything else, nesting beyond what Python follows included."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """A file to read. Raises InputError where it is missing or the system refuses it."""
+    try:
+        with path.open("rb") as file:
+            yield file
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing: restore it from a copy.") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}): restore it from a copy.") from error
 
 
 def begin_folder(folder: Path) -> Path:
@@ -158,8 +199,7 @@ def finish_folder(partial: Path, folder: Path) -> None:
     # A rename must never name lost data.
     for path in [partial, *partial.rglob("*")]:
         sync_folder(path)
-    if folder.exists():
-        shutil.rmtree(folder)
+    remove_path(folder)
     publish(partial, folder)
 
 
@@ -178,7 +218,33 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 def remove_partials(folder: Path, name: str = "") -> None:
     """Remove what killed processes left, of `name` alone where given, in a folder that nobody else writes."""
     for path in partials(folder, name):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        remove_path(path)
+
+
+def remove_abandoned(folder: Path, name: str = "") -> None:
+    """Remove what processes of this host left that are gone, of `name` alone where given."""
+    for path in partials(folder, name):
+        host, _, pid = path.name.rpartition(f"{_PARTIAL}-")[2].partition("-")
+        if host == _host() and pid.isdecimal() and not _is_running(int(pid)):
+            remove_path(path)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def remove_path(path: Path) -> None:
+    """Remove a file, a folder with all that is in it, or a link, never what that leads to; nothing is fine as well."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def partials(folder: Path, name: str = "") -> list[Path]:
@@ -204,7 +270,11 @@ def cannot_write(path: Path | str, error: Exception, then: str = UNCHANGED) -> R
 
 def partial_path(path: Path) -> Path:
     """Path at which this process writes what will become `path`."""
-    return path.with_name(f".{path.name}{_PARTIAL}-{os.getpid()}")
+    return path.with_name(f".{path.name}{_PARTIAL}-{_host()}-{os.getpid()}")
+
+
+def _host() -> str:
+    return f"{crc32(platform.node().encode()):08x}"
 
 
 def _json_lines(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -219,9 +289,10 @@ Shape = Any
 def read_json(path: Path, shape: Shape = dict) -> Any:
     """The value in a JSON file. Raises InputError where it is missing, is not JSON or has another shape."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path} is missing: restore it from a copy.") from None
+        with _opened(path) as file:
+            value = parse_json(file.read().decode())
+    except InputError:
+        raise
     except ValueError as error:
         raise InputError(f"{path} is not JSON ({error}): restore it from a copy.") from error
     require_shape(value, shape, str(path))
@@ -257,16 +328,20 @@ Files = Mapping[str, FileEntry]
 _GROWING = ".jsonl"
 
 
-def write_manifest(folder: Path, names: Iterable[str] | None = None, *, file: str = MANIFEST) -> None:
-    """Describe files in `folder`/`file`: those named, or all, those of subfolders included."""
+def write_manifest(
+    folder: Path, names: Iterable[str] | None = None, *, file: str = MANIFEST, known: Files | None = None
+) -> None:
+    """Describe files in `folder`/`file`: those named, or all, those of subfolders included. What is `known` of some is
+    taken over as it is."""
+    known = known or {}
     if names is None:
         names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    sizes = {name: (folder / name).stat().st_size for name in sorted(names) if name != file}
+    sizes = {name: (folder / name).stat().st_size for name in sorted(names) if name != file and name not in known}
     # Hashing releases the interpreter: large files are read side by side.
     with ThreadPoolExecutor() as pool:
         digests = pool.map(lambda name: file_digest(folder / name, sizes[name]), sizes)
     files = {name: {"bytes": sizes[name], "sha256": digest} for name, digest in zip(sizes, digests, strict=True)}
-    write_json(folder / file, {"files": files})
+    write_json(folder / file, {"files": {**known, **files}})
 
 
 def read_manifest(path: Path) -> Files:

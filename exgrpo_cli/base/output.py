@@ -3,13 +3,14 @@
 Whatever else is printed on stdout, from Python or C, lands on stderr.
 """
 
+import _thread
 import os
 import signal
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -100,7 +101,10 @@ class Stopper:
     Outside the main thread signals cannot be caught and the default behaviour stays.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[], None] | None = None) -> None:
+        """`say` is called when work goes on after the first signal, in a thread of its own: what the signal interrupted
+        may hold the terminal."""
+        self._say = say
         self.requested = False
         self._immediate = False
         self._previous: dict[int, Any] = {}
@@ -118,6 +122,9 @@ class Stopper:
         if self.requested or self._immediate:
             raise KeyboardInterrupt
         self.requested = True
+        if self._say is not None:
+            with suppress(RuntimeError):
+                _thread.start_new_thread(self._say, ())
 
     @contextmanager
     def immediate(self) -> Iterator[None]:

@@ -4,7 +4,9 @@ Checkpoints, questions and caches have a manifest each; `checksums.json` of a ru
 journals, newest samples, final figures and model.
 """
 
-import shutil
+import errno
+import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,19 +27,34 @@ from exgrpo_cli.base.files import (
     cannot_write,
     find_damage,
     find_differences,
-    partials,
     read_json_lines,
     read_manifest,
     remove_partials,
+    remove_path,
     require_writable,
     write_json_lines,
     write_manifest,
+    write_text,
 )
 
 POOL_FILE = "pool.toml"
 """Settings that rollouts logged elsewhere were read with: their folder holds a ledger, but is no run to go on with."""
 HELDOUT, TRAINED = "heldout", "train"
 """Questions of a validation: held-out ones, or some of those trained on."""
+REPORT_FILE = "report.html"
+"""The page of a run, or of a study."""
+SET_UP_FILE = ".exgrpo-set-up"
+"""Written first and removed once the configuration is there: until then the folder holds what a set-up has begun."""
+_SET_UP_TEXT = "exgrpo is setting up a run here. Until config.toml is there, what the set-up wrote may be removed.\n"
+_SET_UP_WRITES = re.compile(
+    r"\.exgrpo-set-up|\.lock|config\.toml|environment\.json|data/(manifest\.json|(train|heldout)\.(parquet|json))"
+    r"|replay/(ledger\.json|writer\.lock|\w+/part-\d{8}-\w+\.(parquet|arrow))|stacks/rank-\d+\.txt"
+    r"|tensorboard/events\.out\.tfevents\.[^/]+"
+    r"|wandb/(run-id|latest-run|debug[^/]*\.log|(offline-)?run-\d{8}_\d{6}-\w+/.+)"
+)
+"""Names below the folder of all that a set-up leaves, besides what is half-written of them."""
+_HALF_WRITTEN = re.compile(r"\.([^/]+)\.partial-[^/]+$")
+_CHECKPOINT = re.compile(r"step-(\d{6,})")
 TORCH_WRITES = ("PytorchStreamWriter", "inline_container", "file write failed", "No space left on device")
 """One of these is in what torch says when it cannot write a file."""
 
@@ -64,29 +81,52 @@ class RunFolder:
 
         Raises InputError when `path` holds anything else, is being set up by another process, or cannot be written.
         """
-        if cls(path)._is_torn():
-            with cls(path).locked():
-                shutil.rmtree(path)
-        cls.check_new(path)
         folder = cls(path)
-        for child in (folder.data, folder.checkpoints, folder.samples, folder.plots):
-            child.mkdir(parents=True)
+        if folder._is_torn():
+            with folder.locked():
+                folder.remove_set_up()
+        cls.check_new(path)
+        path.mkdir(parents=True, exist_ok=True)
+        write_text(path / SET_UP_FILE, _SET_UP_TEXT)
+        folder.make_folders()
         return folder
 
-    def _is_torn(self) -> bool:
-        """Whether nothing but a set-up has ever written here: the configuration, which comes last, is missing.
+    def make_folders(self) -> None:
+        """Make the folders that a run writes to, as far as they are not there."""
+        for child in (self.data, self.checkpoints, self.samples, self.plots):
+            child.mkdir(exist_ok=True)
 
-        What a set-up fills carries its lock; without one, only empty folders are taken for its own.
-        """
-        filled = {path.relative_to(self.path).parts[0] for path in self.path.rglob("*") if not path.is_dir()}
-        by_set_up = {".lock", "environment.json", "data", "replay", "stacks", "tensorboard", "wandb"}
-        by_set_up |= {path.name for path in partials(self.path)}
-        return self.path.is_dir() and (not filled or (".lock" in filled and filled <= by_set_up))
+    def _is_torn(self) -> bool:
+        """Whether all that is here was written by a set-up that has not come to its end, as its marker proves."""
+        marker = self.path / SET_UP_FILE
+        if self.config.exists() or marker.is_symlink() or not marker.is_file():
+            return False
+        return marker.read_text(errors="replace") == _SET_UP_TEXT and not self._others()
+
+    def _others(self) -> list[str]:
+        """Names below the folder of what no set-up writes; folders count by what is in them, links as files."""
+        names = [path.relative_to(self.path).as_posix() for path in self.path.rglob("*") if _is_entry(path)]
+        return [name for name in names if not _SET_UP_WRITES.fullmatch(_HALF_WRITTEN.sub(r"\1", name))]
+
+    def remove_set_up(self) -> None:
+        """Remove what a set-up wrote here, the marker last, and the folders that are then empty. Whatever else is in
+        them stays."""
+        others = {self.path / name for name in self._others()}
+        entries = sorted(self.path.rglob("*"), reverse=True)
+        for path in (path for path in entries if _is_entry(path) and path not in others):
+            if path.name != SET_UP_FILE:
+                remove_path(path)
+        (self.path / SET_UP_FILE).unlink(missing_ok=True)
+        for path in [*entries, self.path]:
+            if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
+                path.rmdir()
 
     @classmethod
     def check_new(cls, path: Path) -> None:
         """Raise InputError when `path` exists or could not be made."""
-        if path.exists() and not cls(path)._is_torn():
+        half = f".{SET_UP_FILE}.partial-"
+        is_empty = path.is_dir() and all(entry.name.startswith(half) for entry in path.iterdir())
+        if os.path.lexists(path) and not is_empty and not cls(path)._is_torn():
             is_run = cls(path).config.is_file()
             way_on = f", or `exgrpo train --resume --output {path}`" if is_run else "; it holds no run to go on with"
             raise InputError(f"{path} exists: choose another --output{way_on}.")
@@ -99,6 +139,15 @@ class RunFolder:
         if not folder.config.is_file():
             raise InputError(f"{path} is not a run folder: it has no config.toml.")
         return folder
+
+    def require_own_folders(self) -> None:
+        """Raise InputError where a folder in the run is a link, through which it would write somewhere else."""
+        for parent, names, _ in os.walk(self.path):
+            if linked := next((own for own in (Path(parent, name) for name in names) if own.is_symlink()), None):
+                raise InputError(
+                    f"{linked} is a link to another folder, and a run writes nothing through links: put the folder "
+                    "itself in its place."
+                )
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -137,20 +186,32 @@ class RunFolder:
     def cut_back(self, step: int, *, validates_again: bool) -> None:
         """Drop metrics, validations and samples after `step`, so that a resumed run writes them again.
 
-        With `validates_again` the validations of `step` itself go too.
+        With `validates_again` the validations of `step` itself go too. Of what is there twice the last line counts.
         """
         for path, last in ((self.metrics, step), (self.validations, step - validates_again)):
             if path.exists():
-                write_json_lines(path, [line for line in read_json_lines(path) if line.get("step", 0) <= last])
+                lines = {(line.get("step", 0), line.get("asked")): line for line in read_json_lines(path)}
+                write_json_lines(path, [line for (step, _), line in lines.items() if step <= last])
         for path in self.samples.glob("step-*.jsonl"):
             number = path.stem.removeprefix("step-")
             if number.isdecimal() and int(number) > step:
-                path.unlink()
+                remove_path(path)
 
     def remove_partials(self) -> None:
         """Remove what killed processes left half-written; the ledger clears up by itself. The caller holds the lock."""
         for folder in (self.path, self.data, self.checkpoints, self.samples, self.plots):
             remove_partials(folder)
+
+
+def complete_steps(checkpoints: Path) -> list[int]:
+    """Steps with a complete checkpoint, ascending; folders with other names are somebody else's."""
+    found = ((path, _CHECKPOINT.fullmatch(path.name)) for path in checkpoints.glob("step-*"))
+    return sorted(int(match[1]) for path, match in found if match and path.is_dir())
+
+
+def _is_entry(path: Path) -> bool:
+    """Whether a path is anything but a folder of its own."""
+    return path.is_symlink() or not path.is_dir()
 
 
 @contextmanager
@@ -167,13 +228,15 @@ def writing(path: Path) -> Iterator[None]:
     except (OSError, RuntimeError, SafetensorError) as error:
         if isinstance(error, RuntimeError) and not any(word in str(error) for word in TORCH_WRITES):
             raise
-        then = "Earlier checkpoints are whole: free some space, then go on with --resume."
-        raise cannot_write(path, error, then) from error
+        full = not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
+        mend = "free some space" if full else "make it writable"
+        raise cannot_write(path, error, f"Earlier checkpoints are whole: {mend}, then go on with --resume.") from error
 
 
 CHECKSUMS_FILE = "checksums.json"
 RESUMED_FROM = ("config.toml", "metrics.jsonl", "validations.jsonl", f"data/{MANIFEST}")
 """Files that a resume reads."""
+_ENVIRONMENT = "environment.json"
 _SAMPLE_FILES = 20
 """The newest, which a report shows; there is one for each step."""
 _MODEL = "model/"
@@ -182,14 +245,37 @@ _MODEL = "model/"
 def note_checksums(run: Path, *, at_the_end: bool = False) -> None:
     """Write down what the run's files hold now, `at_the_end` with final figures and model.
 
-    Raises RunError where the disk refuses.
+    What is written once stays noted as it was then: whatever has become of it since, nobody vouches for that. Raises
+    RunError where the disk refuses.
     """
-    names = [*RESUMED_FROM, "environment.json"]
-    names += [f"samples/{path.name}" for path in sorted((run / "samples").glob("step-*.jsonl"))[-_SAMPLE_FILES:]]
+    written = written_once(run)
+    samples = {f"samples/{path.name}" for path in (run / "samples").glob("step-*.jsonl")}
+    samples |= {name for name in written if name.startswith("samples/")}
+    written = {name: written[name] for name in [_ENVIRONMENT, *sorted(samples)[-_SAMPLE_FILES:]] if name in written}
+    names = [*RESUMED_FROM, _ENVIRONMENT, *sorted(samples)[-_SAMPLE_FILES:]]
     if at_the_end:
         names += ["result.json", "summary.json"]
         names += [path.relative_to(run).as_posix() for path in (run / _MODEL).rglob("*")]
-    write_manifest(run, [name for name in names if (run / name).is_file()], file=CHECKSUMS_FILE)
+    write_manifest(run, [name for name in names if (run / name).is_file()], file=CHECKSUMS_FILE, known=written)
+
+
+def written_once(run: Path, last_step: int | None = None) -> Files:
+    """What is noted of the samples of steps up to `last_step`, or of all, and of the machine: they never change.
+
+    Raises InputError where the checksums are damaged.
+    """
+    last = "samples/" + (f"step-{last_step:06d}.jsonl" if last_step is not None else "~")
+    noted = _noted(run).items()
+    return {name: entry for name, entry in noted if name == _ENVIRONMENT or "samples/" < name <= last}
+
+
+def forget_checksums(run: Path, step: int) -> None:
+    """Keep notes of what no step after `step` writes again: what is about to be cut back has none that would be wrong,
+    also where the process is killed meanwhile. Raises RunError where the disk refuses."""
+    if kept := written_once(run, step):
+        write_manifest(run, (), file=CHECKSUMS_FILE, known=kept)
+    else:
+        (run / CHECKSUMS_FILE).unlink(missing_ok=True)
 
 
 def find_changes(run: Path, among: Collection[str] = ()) -> list[str]:

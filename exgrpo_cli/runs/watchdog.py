@@ -129,7 +129,10 @@ class Watchdog:
         # On a host of its own a rank may not see the run folder.
         with suppress(OSError):
             self._stacks.mkdir(exist_ok=True)
-            descriptor = os.open(self._stacks / f"rank-{self._rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            path = self._stacks / f"rank-{self._rank}.txt"
+            # A link of this name may lead anywhere.
+            path.unlink(missing_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         with suppress(OSError):
             os.write(descriptor, f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: {what}\n\n".encode())
         faulthandler.dump_traceback(descriptor, all_threads=True)

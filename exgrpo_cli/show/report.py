@@ -15,7 +15,7 @@ from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.files import NUMBER, Shape, read_json, require_shape
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.settings import PINNED, Config, flat, resolve
-from exgrpo_cli.runs.folder import CHECKSUMS_FILE, RunFolder, find_changes, read_json_lines, read_metrics
+from exgrpo_cli.runs.folder import CHECKSUMS_FILE, REPORT_FILE, RunFolder, find_changes, read_json_lines, read_metrics
 from exgrpo_cli.runs.result import RunResult, read_summary, remarks
 from exgrpo_cli.show import statistics, tables
 from exgrpo_cli.show.figures import run as figures
@@ -39,7 +39,6 @@ from exgrpo_cli.studies.report import compare_runs
 from exgrpo_cli.studies.study import BASELINE, PLAN_FILE, Arm, Study, StudyRun, differing_keys, kept_results, read_plan
 from exgrpo_cli.training.step.guards import Guards
 
-REPORT_FILE = "report.html"
 WORDS: Shape = dict.fromkeys(("prompt", "answer", "text", "verdict"), str)
 SAMPLE: Shape = WORDS | {"reward": NUMBER, "num_tokens": int, "experiential": bool}
 """Keys of a row of samples/ that are shown."""

@@ -7,9 +7,8 @@ and `best` are files that name a folder. What a resumed run will read is checked
 
 import collections
 import json
-import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,22 +20,22 @@ from exgrpo_cli.config.settings import Config
 from exgrpo_cli.ledger.reader import whole_until
 from exgrpo_cli.ledger.schemas import IDENTITY_FILE
 from exgrpo_cli.models.export import export_model
-from exgrpo_cli.runs.folder import CHECKSUMS_FILE, RESUMED_FROM, RunFolder, find_changes, writing
+from exgrpo_cli.runs.folder import (
+    CHECKSUMS_FILE,
+    RESUMED_FROM,
+    RunFolder,
+    complete_steps,
+    find_changes,
+    writing,
+    written_once,
+)
 from exgrpo_cli.runs.result import has_ended
 from exgrpo_cli.training.state import Parts, RunState
-
-_NAME = re.compile(r"step-(\d{6,})")
 
 
 def folder_name(step: int) -> str:
     """Name of the checkpoint after `step`."""
     return f"step-{step:06d}"
-
-
-def complete_steps(checkpoints: Path) -> list[int]:
-    """Steps with a complete checkpoint, ascending; folders with other names are somebody else's."""
-    found = ((path, _NAME.fullmatch(path.name)) for path in checkpoints.glob("step-*"))
-    return sorted(int(match[1]) for path, match in found if match and path.is_dir())
 
 
 def save_checkpoint(checkpoints: Path, parts: Parts, state: RunState, *, keep: int) -> None:
@@ -103,12 +102,18 @@ class ResumePoint:
     """None where the run was stopped before its first checkpoint: it begins anew."""
     passed_over: Mapping[int, str] = field(default_factory=dict)
     """Newer checkpoints by step, newest first, with what is wrong with each or with the ledger before it."""
+    lost: Sequence[str] = ()
+    """A sentence for each file that nothing is computed from and that is not as it was."""
 
     @property
     def notes(self) -> list[str]:
-        """Warnings about the checkpoints that are passed over."""
+        """Warnings about the checkpoints that are passed over, and about what is lost."""
         going_on = f"passed over, going on from step {self.step}"
-        return [f"checkpoint of step {step} {going_on}: {what}" for step, what in self.passed_over.items()]
+        notes = [f"checkpoint of step {step} {going_on}: {what}" for step, what in self.passed_over.items()]
+        if self.lost:
+            more = f", and {len(self.lost) - 1} more files" if len(self.lost) > 1 else ""
+            notes.append(f"{self.lost[0]}{more}: restore what you need from a copy; training goes on without.")
+        return notes
 
 
 def find_resume_point(folder: RunFolder, config: Config) -> ResumePoint:
@@ -141,11 +146,12 @@ def find_resume_point(folder: RunFolder, config: Config) -> ResumePoint:
     ledger_step, problem = whole_until(folder.replay)
     passed_over: dict[int, str] = {}
     for step in reversed(steps):
-        damage = files.find_damage(folder.checkpoints / folder_name(step))
+        damage = files.find_damage(folder.checkpoints / folder_name(step)) or _misplaced(folder.checkpoints, step)
         if not damage and ledger_step < step:
             damage = f"{folder.replay} is whole only up to step {ledger_step}: {problem}"
         if not damage:
-            return ResumePoint(step=step, passed_over=passed_over)
+            lost = files.find_differences(folder.path, written_once(folder.path, step))
+            return ResumePoint(step=step, passed_over=passed_over, lost=lost)
         passed_over[step] = damage
     reasons = "; ".join(f"step {step}: {damage}" for step, damage in passed_over.items())
     raise InputError(
@@ -154,11 +160,20 @@ def find_resume_point(folder: RunFolder, config: Config) -> ResumePoint:
     )
 
 
+def _misplaced(checkpoints: Path, step: int) -> str:
+    """A sentence where a checkpoint holds no state, or that of another step, as a renamed or copied folder does."""
+    path = checkpoints / folder_name(step) / "state.json"
+    try:
+        saved = files.read_json(path, {"state": RunState, "stream": dict, "generators": dict})["state"]["step"]
+    except InputError as error:
+        return str(error)
+    return f"{path} holds the state of step {saved}" if saved != step else ""
+
+
 def set_aside(folder: RunFolder, point: ResumePoint) -> None:
     """Rename the checkpoints that were passed over, `step-000050.damaged`: kept to be looked at, never resumed from."""
     for step in point.passed_over:
         path = folder.checkpoints / folder_name(step)
         aside = path.with_name(f"{path.name}.damaged")
-        if aside.exists():
-            shutil.rmtree(aside)
+        files.remove_path(aside)
         path.rename(aside)

@@ -1,7 +1,6 @@
 """A whole run: questions and backbone in, validation, the steps, the exported model, the summary and the plots."""
 
 import math
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -22,12 +21,12 @@ from exgrpo_cli.machine.settle import Plan, require_runnable, settle
 from exgrpo_cli.machine.survey import peak_memory_bytes, survey_machine
 from exgrpo_cli.models.export import CARD
 from exgrpo_cli.ranks import ALONE, Ranks
-from exgrpo_cli.runs.folder import RunFolder, note_checksums, writing
+from exgrpo_cli.runs.folder import REPORT_FILE, RunFolder, complete_steps, note_checksums, writing
 from exgrpo_cli.runs.result import RESULT_FILE, Ending, write_result
 from exgrpo_cli.runs.watchdog import TimeLimit, Watchdog
 from exgrpo_cli.show.statistics import save_all
 from exgrpo_cli.studies.measure import measure
-from exgrpo_cli.training.checkpoint import complete_steps, export_weights, save_checkpoint
+from exgrpo_cli.training.checkpoint import export_weights, save_checkpoint
 from exgrpo_cli.training.loop import run_step
 from exgrpo_cli.training.metrics import Clock, ask_heldout, ask_trained, score_text, validation_metrics
 from exgrpo_cli.training.setup import setup_run, take_device
@@ -68,19 +67,22 @@ def train(
     ranks.connect(take_device(config.run.device, ranks.local_rank), timedelta(minutes=config.run.rank_timeout))
     time_limit = time_limit or TimeLimit(seconds=math.inf)
     path = ranks.from_main(lambda: path)
-    with Stopper() as stopper, ExitStack() as stack:
+    with Stopper(partial(speaker.note, STOPPING)) as stopper, ExitStack() as stack:
         started = time.perf_counter()
         if not resume and (disk := plan.disk) is not None:
             ranks.from_main(partial(require_disk, disk, path))
         folder = ranks.from_main(lambda: RunFolder.existing(path) if resume else RunFolder.create(path))
+        ranks.from_main(folder.require_own_folders)
         ranks.from_main(lambda: stack.enter_context(folder.locked()))
         watchdog = stack.enter_context(Watchdog(path, rank=ranks.rank, seconds=60 * config.run.phase_timeout))
         try:
             with watchdog.phase("setup"), stopper.immediate():
                 parts, state, trackers = setup_run(plan, folder, speaker, stack, ranks, is_new=not resume)
-        except BaseException:
+        except BaseException as error:
             if ranks.is_main and not folder.config.exists():
-                shutil.rmtree(folder.path)
+                folder.remove_set_up()
+            if isinstance(error, KeyboardInterrupt):
+                raise Interrupted(stopped_text(folder, config, "while it was set up")) from None
             raise
         run = ActiveRun(
             folder=folder,
@@ -98,12 +100,26 @@ def train(
             run_steps(run)
         except KeyboardInterrupt:
             reason = "the time limit is near: " if time_limit.is_near else ""
-            saved = max(complete_steps(folder.checkpoints), default=0)
-            raise Interrupted(
-                f"{reason}stopped after step {saved} of {config.run.steps}, state saved; go on with: exgrpo train "
-                f"--resume --output {path}"
-            ) from None
+            raise Interrupted(reason + stopped_text(folder, config, f"in step {state.step + 1}")) from None
         return finish(run)
+
+
+STOPPING = "stopping after this step, which is finished and saved first; a second Ctrl-C stops at once and loses it"
+
+
+def stopped_text(folder: RunFolder, config: Config, moment: str) -> str:
+    """The sentence on what is saved of a run that was stopped, cut off at a `moment` where that is not all, and how it
+    goes on."""
+    if not folder.config.exists():
+        return f"stopped {moment}: nothing is saved, the same command begins anew."
+    saved = max(complete_steps(folder.checkpoints), default=0)
+    reached = max((line["step"] for line in folder.metrics_lines()), default=0)
+    go_on = f"exgrpo train --resume --output {folder.path}"
+    if not saved:
+        return f"stopped {moment}, before its first checkpoint: nothing is saved; begin it anew with: {go_on}"
+    if saved < reached or moment == "while it was set up":
+        return f"stopped {moment}; its last checkpoint is of step {saved}, go on from there with: {go_on}"
+    return f"stopped after step {saved} of {config.run.steps}, state saved; go on with: {go_on}"
 
 
 def run_steps(run: ActiveRun) -> None:
@@ -199,6 +215,8 @@ def finish(run: ActiveRun) -> dict[str, Any]:
                     write_result(folder.path / RESULT_FILE, measure(folder.path, config, summary, state.visits))
                     if config.run.plots:
                         save_all(folder.path, heldout=summary["heldout"])
+                        # That of fewer steps: a finished run without a page has been stopped before it was written.
+                        (folder.path / REPORT_FILE).unlink(missing_ok=True)
                     # The last of all: a run with a summary counts as finished.
                     write_json(folder.summary, summary)
                     note_checksums(folder.path, at_the_end=True)

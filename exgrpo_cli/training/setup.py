@@ -29,7 +29,7 @@ from exgrpo_cli.questions.stream import QuestionStream
 from exgrpo_cli.ranks import Ranks
 from exgrpo_cli.replay.store import Store
 from exgrpo_cli.replay.warm_start import warm_start
-from exgrpo_cli.runs.folder import CHECKSUMS_FILE, RunFolder, note_checksums, require_model
+from exgrpo_cli.runs.folder import SET_UP_FILE, RunFolder, forget_checksums, note_checksums, require_model
 from exgrpo_cli.training.checkpoint import ResumePoint, find_resume_point, load_checkpoint, set_aside
 from exgrpo_cli.training.checkpoint import folder_name as checkpoint_name
 from exgrpo_cli.training.loop import sync
@@ -99,12 +99,13 @@ def describe_run(config: Config, folder: RunFolder, questions: RunQuestions, ran
 
 def begin_writing(config: Config, folder: RunFolder, point: ResumePoint, *, validates_again: bool) -> None:
     """Bring the folder to the step the run goes on from."""
-    # A process killed while files are cut back leaves no checksums that would be wrong.
-    (folder.path / CHECKSUMS_FILE).unlink(missing_ok=True)
+    forget_checksums(folder.path, point.step or 0)
     set_aside(folder, point)
+    folder.make_folders()
     folder.remove_partials()
     folder.cut_back(point.step or 0, validates_again=validates_again)
     write_text(folder.config, to_toml(config))
+    (folder.path / SET_UP_FILE).unlink(missing_ok=True)
     note_checksums(folder.path)
 
 

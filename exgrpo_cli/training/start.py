@@ -5,8 +5,10 @@ user go on without a question about their code.
 """
 
 import json
+import os
 import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.files import parse_json
 from exgrpo_cli.base.output import give_stdout_to_children
 from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.config.layers import build_config, read_config
@@ -23,6 +26,7 @@ from exgrpo_cli.config.sections.run import BUDGET_STEPS
 from exgrpo_cli.config.settings import RESUMABLE, Config, Layer, to_toml
 from exgrpo_cli.models.cache import cache_root
 from exgrpo_cli.questions.prompts import TEMPLATES
+from exgrpo_cli.runs.folder import REPORT_FILE, complete_steps
 from exgrpo_cli.runs.result import has_ended
 
 RUNS = Path("runs")
@@ -75,9 +79,23 @@ class RunStart:
     def line(self) -> str:
         """The line that comes before anything slow."""
         config = self.config
-        what = "going on with" if self.resume else f"{config.run.method} on {config.backbone.name},"
+        saved = max(complete_steps(self.folder / "checkpoints"), default=0) if self.resume else 0
+        what = f"{config.run.method} on {config.backbone.name}, {self.folder}"
+        if self.resume:
+            what = (
+                f"going on with {self.folder} after step {saved}"
+                if saved
+                else f"beginning {self.folder} anew: it has no checkpoint"
+            )
         code = [f"; {name} = {value} from {origin(name, value)}" for name, value in named_functions(config).items()]
-        return f"exgrpo: {what} {self.folder}, {config.run.steps} steps{''.join(code)}"
+        return f"exgrpo: {what}, {config.run.steps} steps{''.join(code)}"
+
+    @property
+    def lacks_page(self) -> bool:
+        """Whether this is a run that has come to its end but for its page, before which it was stopped."""
+        own = self.config.run
+        is_due = self.resume and own.plots and not (self.folder / REPORT_FILE).exists()
+        return is_due and has_ended(self.folder, own.last_step)
 
 
 def plan_start(request: RunRequest) -> RunStart:
@@ -121,6 +139,7 @@ def check_start(start: RunStart) -> tuple[str, ...]:
     require_known("data.template", config.data.template, ("auto", *TEMPLATES))
     if start.resume:
         folder = RunFolder.existing(start.folder)
+        folder.require_own_folders()
         notes = find_resume_point(folder, config).notes
         stored_questions(folder.data)
         return tuple(notes)
@@ -190,15 +209,23 @@ def remember_run(folder: Path, config: Config) -> None:
     """Note that this user started the run in `folder`, where its configuration names functions of the user."""
     if functions := named_functions(config):
         cache_root().mkdir(parents=True, exist_ok=True)
-        with (cache_root() / OWN_RUNS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"folder": str(folder.resolve()), "functions": functions}) + "\n")
+        line = json.dumps({"folder": str(folder.resolve()), "functions": functions}) + "\n"
+        with (cache_root() / OWN_RUNS).open("ab+") as file:
+            # A process that was killed may have left a line without its end.
+            file.seek(-min(1, file.tell()), os.SEEK_END)
+            file.write((b"" if file.read() in (b"", b"\n") else b"\n") + line.encode())
 
 
 def is_own_run(folder: Path, functions: dict[str, str]) -> bool:
     """Whether this user started the run in `folder` with exactly these functions."""
     file = cache_root() / OWN_RUNS
     wanted = {"folder": str(folder.resolve()), "functions": functions}
-    return file.is_file() and any(json.loads(line) == wanted for line in file.read_text(encoding="utf-8").splitlines())
+    for line in file.read_bytes().splitlines() if file.is_file() else ():
+        # A damaged line says nothing about the other runs.
+        with suppress(ValueError):
+            if parse_json(line) == wanted:
+                return True
+    return False
 
 
 def train_in_ranks(start: RunStart, config: Config, flags: Sequence[str]) -> int:

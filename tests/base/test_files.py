@@ -13,6 +13,7 @@ import pytest
 
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.files import (
+    _host,
     append_json_lines,
     drop_torn_line,
     last_json_line,
@@ -99,7 +100,7 @@ def test_a_killed_writer_leaves_what_was_there(tmp_path: Path, kind: str) -> Non
     writer.send_signal(signal.SIGKILL)
     writer.communicate()
     assert (path if kind == "file" else path / "one").read_text() == "old"
-    assert names(tmp_path) == [f".thing.partial-{writer.pid}", "thing"]
+    assert names(tmp_path) == [f".thing.partial-{_host()}-{writer.pid}", "thing"]
     remove_partials(tmp_path)
     assert names(tmp_path) == ["thing"]
 
