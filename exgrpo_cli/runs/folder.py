@@ -260,7 +260,7 @@ def note_checksums(run: Path, *, at_the_end: bool = False) -> None:
 
 
 def written_once(run: Path, last_step: int | None = None) -> Files:
-    """What is noted of the samples of steps up to `last_step`, or of all, and of the machine: they never change.
+    """Notes on the samples of steps up to `last_step`, or of all, and on the machine: they never change.
 
     Raises InputError where the checksums are damaged.
     """
