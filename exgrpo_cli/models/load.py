@@ -21,6 +21,7 @@ from exgrpo_cli.config.sections.run import BackboneSettings, TinySettings
 from exgrpo_cli.models.cache import converted, require_model_folder
 from exgrpo_cli.models.tiny import Progress, build_tiny
 from exgrpo_cli.presets import load_preset, preset_names
+from exgrpo_cli.questions.prompts import require_bounded
 
 # The toolkit shows one progress of its own; transformers' bars would tear the live view.
 transformers_logging.disable_progress_bar()
@@ -122,6 +123,8 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             raise InputError(
                 f"{folder} has no tokenizer that transformers can load: {type(error).__name__}, {first_line(error)}"
             ) from error
+    if tokenizer is not None:
+        require_bounded(tokenizer, str(folder))
     # Of a folder without tokenizer files transformers may make an empty one, which encodes every text as nothing.
     if tokenizer is None or not tokenizer.encode("1 + 1", add_special_tokens=False):
         raise InputError(f"{folder} has no tokenizer files (tokenizer.json): copy those of the model it was made from.")

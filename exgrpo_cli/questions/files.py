@@ -8,14 +8,16 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from exgrpo_cli.base.bounds import MB, MEGABYTES, ROWS, Meter, bounded_lines
 from exgrpo_cli.base.errors import InputError, first_line
 
 _TEXT_FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
@@ -30,9 +32,8 @@ PlacedRow = tuple[int, Row]
 """Row or line number, counted from 1, and the row."""
 
 _BATCH_ROWS = 256
+_BATCH_BYTES = 1 << 27
 _CHUNK_BYTES = 1 << 20
-# A field longer than this is none of a question, and looking for its end must not fill the memory.
-_MAX_FIELD_CHARS = 1 << 26
 _NAMES_OF_ROWS = ("data", "examples", "questions", "rows")
 """Members of a JSON object that may hold its rows."""
 
@@ -70,8 +71,71 @@ def iter_parquet(file: Path, columns: Collection[str] | None) -> Iterator[Placed
         names = parquet.schema_arrow.names
         _refuse_repeated(file, names)
         wanted = names if columns is None else [name for name in names if name in columns]
-        batches = parquet.iter_batches(batch_size=_BATCH_ROWS, columns=wanted, use_threads=False)
-        yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
+        size = _rows_at_once(file, parquet.metadata, wanted)
+        batches = parquet.iter_batches(batch_size=size, columns=wanted, use_threads=False)
+        yield from enumerate((row for batch in _metered(file, batches) for row in batch.to_pylist()), start=1)
+
+
+def _metered(file: Path, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches, each counted before its rows become Python's. Raises InputError for one that is too large."""
+    meter, most, number = Meter(file), MEGABYTES.value * MB, 0
+    for batch in batches:
+        # A dictionary of a text and a thousand rows that name it are a thousand texts to Python.
+        plain = pa.schema([(field.name, _without_dictionaries(field.type)) for field in batch.schema])
+        batch = batch if batch.schema.equals(plain) else batch.cast(plain)
+        meter.take(batch.nbytes, len(batch))
+        # A batch that a single row could fill is looked at row by row.
+        sizes = (batch.slice(place, 1).nbytes for place in range(len(batch)) if batch.nbytes > most)
+        for place, size in enumerate(sizes, start=number + 1):
+            if size > most:
+                MEGABYTES.require(f"{file}: row {place}", size / MB)
+        number += len(batch)
+        yield batch
+
+
+def _without_dictionaries(kind: pa.DataType) -> pa.DataType:
+    """The type with the values of a dictionary in place of their numbers, in lists and structs too."""
+    if pa.types.is_dictionary(kind):
+        return kind.value_type
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_dictionaries(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([own.with_type(_without_dictionaries(own.type)) for own in kind])
+    return kind
+
+
+def _rows_at_once(file: Path, metadata: pq.FileMetaData, wanted: Collection[str]) -> int:
+    """Rows whose values take no more than _BATCH_BYTES together, however often one of a dictionary is repeated.
+
+    Raises InputError for more rows, or more values in one part of a column, than a file may have.
+    """
+    ROWS.require(str(file), metadata.num_rows)
+    largest = 0
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        chunks = [group.column(place) for place in range(group.num_columns)]
+        chunks = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in wanted]
+        for chunk in chunks:
+            ROWS.require(f"{file}: column {chunk.path_in_schema}", chunk.num_values)
+        repeated = sum(map(partial(_dictionary_bytes, file), chunks)) * min(_BATCH_ROWS, group.num_rows)
+        largest = max(largest, repeated, sum(chunk.total_uncompressed_size for chunk in chunks))
+    return max(1, int(_BATCH_ROWS * min(1, _BATCH_BYTES / max(1, largest))))
+
+
+def _dictionary_bytes(file: Path, chunk: pq.ColumnChunkMetaData) -> int:
+    """Bytes of the dictionary page that a column chunk begins with, unpacked; 0 without one."""
+    start = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
+    with file.open("rb") as content:
+        content.seek(start)
+        head = content.read(8)
+    # The page header in Thrift's compact form: field 1, the kind, 2 for a dictionary; field 2, the bytes, zigzag.
+    if head[:3] != b"\x15\x04\x15":
+        return 0
+    number = 0
+    for place, byte in enumerate(head[3:]):
+        number |= (byte & 127) << (7 * place)
+        if byte < 128:
+            break
+    return number >> 1
 
 
 def parquet_schema(file: Path) -> pa.Schema:
@@ -111,7 +175,7 @@ def _open_text(file: Path) -> io.TextIOWrapper:
 
 def _iter_jsonl(file: Path) -> Iterator[PlacedRow]:
     with _open_bytes(file) as lines:
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(bounded_lines(lines.readline, file), start=1):
             if line.strip():
                 where = f"{file}: line {number}"
                 try:
@@ -123,9 +187,14 @@ def _iter_jsonl(file: Path) -> Iterator[PlacedRow]:
 
 def _iter_json(file: Path) -> Iterator[PlacedRow]:
     """An array of rows, an object with such an array (`{"data": [...]}`), or objects one a line (JSON lines)."""
+    # A packed file says nothing of its size; any other has shown it.
+    most = max(int(MEGABYTES.value * MB), file.stat().st_size)
+    with _open_bytes(file) as packed:
+        text = packed.read(most + 1)
+    if len(text) > most:
+        MEGABYTES.require(f"{file}: its one JSON value", len(text) / MB)
     try:
-        with _open_text(file) as text:
-            content = json.load(text)
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":
             yield from _iter_jsonl(file)
@@ -139,16 +208,27 @@ def _iter_json(file: Path) -> Iterator[PlacedRow]:
 
 
 def _iter_csv(file: Path, delimiter: str) -> Iterator[PlacedRow]:
-    csv.field_size_limit(_MAX_FIELD_CHARS)
+    longest, number, taken = int(MEGABYTES.value * MB), 0, 0
+    csv.field_size_limit(longest)
+
+    def lines(text: io.TextIOWrapper) -> Iterator[str]:
+        # A row may run over many lines.
+        nonlocal taken
+        for line in bounded_lines(text.readline, file):
+            taken += len(line)
+            if taken > longest:
+                MEGABYTES.require(f"{file}: row {number + 1}", taken / MB)
+            yield line
+
     with _open_text(file) as text:
         # Spaces after a comma are no part of the field, and quotes after them are quotes.
-        reader = csv.DictReader(text, strict=True, skipinitialspace=delimiter == ",", delimiter=delimiter)
-        number = 0
+        reader = csv.DictReader(lines(text), strict=True, skipinitialspace=delimiter == ",", delimiter=delimiter)
         try:
             _refuse_repeated(file, reader.fieldnames or ())
             for number, row in enumerate(reader, start=1):
                 if None in row:
                     raise InputError(f"{file}: row {number} has more fields than the header {reader.fieldnames}.")
+                taken = 0
                 yield number, row
         except csv.Error as error:
             raise InputError(f"{file}: row {number + 1} is not {_format_of(file)[1:].upper()}: {error}.") from error

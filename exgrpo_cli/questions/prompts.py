@@ -4,22 +4,19 @@ A template is applied when training or evaluating, never baked into a question f
 template are in its text already; a plain text gets the tokenizer's own (Llama's BOS) while it is encoded.
 """
 
-import ctypes
-import faulthandler
-import resource
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int32, Int64
 
+from exgrpo_cli.base.bounds import Expired, memory_limit, time_limit
 from exgrpo_cli.base.errors import InputError, nearest
 from exgrpo_cli.base.types import AnswerFormat, Message, Question
-from exgrpo_cli.questions.question_file import question_text
+from exgrpo_cli.questions.question_file import is_unicode, question_text
 
 THINK = "<think>\n"
 # The long system message of the paper (arXiv 2510.02245, appendix; also in its published data sets), word for word.
@@ -35,14 +32,15 @@ THOUGHT_SOLUTION_SYSTEM = (
 )
 _LENGTH_BATCH = 512
 TEMPLATE_SECONDS = 10.0
-TEMPLATE_CHARS = 1_000_000
+TEMPLATE_CHARS = 100_000
 TEMPLATE_BYTES = 2**30
 """Bounds on the template of a stranger's tokenizer: time for one prompt, characters around it, memory."""
+MOST_GROWTH = 64
+"""Characters, or special tokens, that a stranger's tokenizer may make of one."""
+_CHARS_A_SECOND = 50_000
+"""Speed that any tokenizer has, on a loaded machine too."""
 TEMPLATE_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """Errors that a template's own code may raise beside those of Jinja."""
-HANG_SECONDS = 60.0
-"""Time for which a single call into C code may hold the process beyond a limit."""
-_STDERR = 2
 
 Tokenizer = Any
 """A tokenizer of transformers."""
@@ -145,7 +143,7 @@ def seen_text(template: Template, question: Question, tokenizer: Tokenizer) -> s
     """The exact text the model sees, special tokens included. Raises InputError as `render` does."""
     text = render(template, question, tokenizer)
     ids = _token_ids(template, [question], tokenizer)[0]
-    own = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    own = _tokenized([text], tokenizer, add_special_tokens=False)[0]
     starts = (start for start in range(len(ids) - len(own) + 1) if ids[start : start + len(own)] == own)
     start = next(starts, 0)
     return f"{tokenizer.decode(ids[:start])}{text}{tokenizer.decode(ids[start + len(own) :])}"
@@ -181,13 +179,58 @@ def check_prompt_lengths(
 
 def _token_ids(template: Template, questions: Sequence[Question], tokenizer: Tokenizer) -> list[list[int]]:
     texts = [render(template, question, tokenizer) for question in questions]
-    ids: list[list[int]] = tokenizer(
-        # verbose=False: a prompt over the limit is our error to report, not a warning of the tokenizer.
-        texts,
-        add_special_tokens=template.question_form is not None,
-        verbose=False,
-    )["input_ids"]
+    return _tokenized(texts, tokenizer, add_special_tokens=template.question_form is not None)
+
+
+def _tokenized(texts: list[str], tokenizer: Tokenizer, *, add_special_tokens: bool) -> list[list[int]]:
+    """Token ids of texts. Raises InputError where the tokenizer fails, or takes far longer than any does."""
+    seconds = TEMPLATE_SECONDS + sum(map(len, texts)) / _CHARS_A_SECOND
+    try:
+        with time_limit(seconds):
+            # verbose=False: a prompt over the limit is our error to report, not a warning of the tokenizer.
+            ids: list[list[int]] = tokenizer(texts, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
+    except Expired:
+        raise InputError(
+            f"The backbone's tokenizer is not done with {len(texts)} prompts after {seconds:.0f} s: use a backbone you "
+            "trust."
+        ) from None
     return ids
+
+
+def require_bounded(tokenizer: Tokenizer, where: str) -> None:
+    """Raise InputError where a tokenizer could make more than MOST_GROWTH characters or tokens of one.
+
+    Read off its parts, without a text: a normalizer that replaces a letter by 100 MB would fill the memory within one
+    call that nothing can end.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        part = getattr(backend, name, None)
+        growth = 0 if part is None else _growth(json.loads(part.__getstate__()))
+        if growth > MOST_GROWTH:
+            raise InputError(
+                f"{where}: the {name} of tokenizer.json may make {growth:.0e} of one character, over {MOST_GROWTH}: "
+                "use a tokenizer you trust."
+            )
+
+
+def _growth(part: Any) -> float:
+    """Bound on the characters or tokens that a part of a tokenizer makes of one; parts of a sequence multiply."""
+    if isinstance(part, list):
+        return math.prod(max(1.0, _growth(own)) for own in part)
+    if not isinstance(part, dict):
+        return 1.0
+    own = 1.0
+    if part.get("type") == "Replace":
+        own = len(part["content"]) / max(1, len(part["pattern"].get("String", "")))
+    elif part.get("type") == "Prepend":
+        own = len(part["prepend"])
+    elif part.get("type") == "TemplateProcessing":
+        lengths = {name: len(token["ids"]) for name, token in part["special_tokens"].items()}
+        named = (piece["SpecialToken"]["id"] for piece in part["single"] if "SpecialToken" in piece)
+        own = sum(lengths.get(name, 1) for name in named)
+    inner = (part.get(name, []) for name in ("normalizers", "pretokenizers", "processors", "decoders"))
+    return max(1.0, own) * math.prod(map(_growth, inner))
 
 
 def _chat_text(template: Template, messages: Sequence[Message], tokenizer: Tokenizer) -> str:
@@ -211,6 +254,8 @@ def _chat_text(template: Template, messages: Sequence[Message], tokenizer: Token
         ) from error
     if len(text) > TEMPLATE_CHARS + sum(len(turn["content"]) for turn in turns):
         raise _untrusted(f"makes a prompt of {len(text):,} characters, over {TEMPLATE_CHARS:,} beyond the question")
+    if not is_unicode(text):
+        raise _untrusted("makes a prompt that is not valid Unicode")
     if TEMPLATES[template.name].opens_think and not _is_think_open(text):
         return text + THINK
     return text
@@ -225,51 +270,3 @@ def _untrusted(fault: str) -> InputError:
 
 def _is_think_open(text: str) -> bool:
     return text.rstrip().endswith("<think>")
-
-
-class Expired(BaseException):
-    """Time is over. Not an Exception, so that no handler of the limited code takes it for an error of its own."""
-
-
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise Expired in this thread once `seconds` are over; a single call into C code is let finish first.
-
-    Unlike an alarm signal it works in any thread. A call that does not come back, such as the power of a power, lets
-    nothing be raised: after HANG_SECONDS more the process ends with exit code 1 and its stacks on stderr.
-    """
-    thread, lock, is_over = threading.get_ident(), threading.Lock(), False
-
-    def expire() -> None:
-        with lock:
-            if not is_over:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Expired))
-
-    timer = threading.Timer(seconds, expire)
-    timer.daemon = True
-    # A process has one such timer, which does not need the interpreter.
-    faulthandler.dump_traceback_later(seconds + HANG_SECONDS, exit=True, file=_STDERR)
-    timer.start()
-    try:
-        yield
-    finally:
-        with lock:
-            is_over = True
-        timer.cancel()
-        faulthandler.cancel_dump_traceback_later()
-
-
-@contextmanager
-def memory_limit(num_bytes: int) -> Iterator[None]:
-    """Let the process reserve `num_bytes` more than it has, and not more: then MemoryError.
-
-    The limit is the system's, on the address space of the whole process: other threads feel it too.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + num_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -8,9 +8,9 @@ import time
 import pytest
 from question_sources import tokenizer
 
+from exgrpo_cli.base.bounds import Expired, time_limit
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.questions import prompts
-from exgrpo_cli.questions.prompts import Expired, time_limit
 
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 HOARD = "{% set text = 'ab' * 2 ** 30 %}{{ text | length }}"
@@ -54,8 +54,8 @@ def test_a_template_that_fails_in_its_own_code_is_refused(template: str, error: 
 
 def test_a_template_that_never_comes_back_ends_the_process() -> None:
     """The power of a power, one call into C code: no exception reaches it."""
-    program = "from exgrpo_cli.questions import prompts\nprompts.HANG_SECONDS = 1.0\n"
-    program += "with prompts.time_limit(0.1):\n    number = 9 ** 9; 9 ** number"
+    program = "from exgrpo_cli.base import bounds\nbounds.HANG_SECONDS = 1.0\n"
+    program += "with bounds.time_limit(0.1):\n    number = 9 ** 9; 9 ** number"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200)
     assert ended.returncode == 1 and "Timeout (0:00:01.1" in ended.stderr and "line 4 in <module>" in ended.stderr
 

@@ -1,0 +1,168 @@
+"""Bounds on what strangers give: bytes, rows and seconds are counted while it is read, before it fills the memory.
+
+Whoever trusts what is refused raises the bound by its environment variable. Code of a stranger (a chat template, a
+tokenizer) runs under `time_limit` and `memory_limit`.
+"""
+
+import ctypes
+import faulthandler
+import math
+import os
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import AnyStr
+
+from exgrpo_cli.base.errors import InputError
+
+HANG_SECONDS = 60.0
+"""Time for which a single call into C code may hold the process beyond a limit."""
+_CHUNK_BYTES = 1 << 16
+_STDERR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Bound on one thing that foreign data may take, and the environment variable that sets another one."""
+
+    variable: str
+    default: float
+    unit: str
+
+    @property
+    def value(self) -> float:
+        """The bound in its unit. Raises InputError where the variable is no positive number."""
+        text = os.environ.get(self.variable, "")
+        try:
+            value = float(text or self.default)
+        except ValueError:
+            value = math.nan
+        if not value > 0:
+            raise InputError(f"{self.variable}={text!r} is no bound: set it to a number of {self.unit} above 0.")
+        return value
+
+    def require(self, what: str, amount: float) -> None:
+        """Raise InputError naming `what`, the bound and its variable where `amount`, in the unit, is over it."""
+        if amount > (most := self.value):
+            raise InputError(
+                f"{what} is over the bound of {most:,.10g} {self.unit}: leave it out, or set {self.variable} to a "
+                "higher one if you trust where it comes from."
+            )
+
+
+MEGABYTES = Bound("EXGRPO_MAX_MB", 64, "MB")
+"""Bytes, in 2**20, of one line or row of a file, and of one reply of a server."""
+ROWS = Bound("EXGRPO_MAX_ROWS", 20_000_000, "rows")
+"""Lines or rows of one file."""
+SECONDS = Bound("EXGRPO_MAX_SECONDS", 3600, "seconds")
+"""Time that one reply of a server may take from its first byte to its last."""
+GROWTH = Bound("EXGRPO_MAX_GROWTH", 1000, "times its size on disk")
+"""Bytes that a file may be unpacked to for each byte of it, counted from 256 MB on."""
+_FREE_BYTES = 1 << 28
+MB = 1 << 20
+
+
+def read_bounded(read: Callable[[int], bytes], what: str, *, seconds: float | None = None) -> bytes:
+    """All bytes that `read` gives until it gives none: of a server's reply its `read1`, which waits for no more.
+
+    Raises InputError naming `what` where they are over `EXGRPO_MAX_MB`, or have not come after `seconds` (without it
+    `EXGRPO_MAX_SECONDS`); no more is read then.
+    """
+    most, began, limit = MEGABYTES.value, time.monotonic(), seconds or SECONDS.value
+    pieces, size = [], 0
+    while piece := read(_CHUNK_BYTES):
+        pieces.append(piece)
+        size += len(piece)
+        if size > most * MB:
+            MEGABYTES.require(what, size / MB)
+        if time.monotonic() - began > limit:
+            raise InputError(f"{what} is not whole after {limit:g} seconds: its sender is too slow, or never ends it.")
+    return b"".join(pieces)
+
+
+class Meter:
+    """Count of the bytes and rows that have been read of one file."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._rows, self._bytes = file, 0, 0
+        self._most_rows = ROWS.value
+        self._most_bytes = max(_FREE_BYTES, GROWTH.value * file.stat().st_size)
+
+    def take(self, num_bytes: int, rows: int = 1) -> None:
+        """Count bytes and rows; raises InputError naming the file where it has too many."""
+        self._rows += rows
+        self._bytes += num_bytes
+        if self._rows > self._most_rows:
+            ROWS.require(f"{self._file}", self._rows)
+        if self._bytes > self._most_bytes:
+            GROWTH.require(f"{self._file}: what is packed in it", self._bytes / max(1, self._file.stat().st_size))
+
+
+def bounded_lines(readline: Callable[[int], AnyStr], file: Path) -> Iterator[AnyStr]:
+    """Lines of an open file, unpacked or not, each of `EXGRPO_MAX_MB` at most.
+
+    Raises InputError naming the file, and the line where it is too long: no more of it is in memory than the bound.
+    """
+    meter, longest = Meter(file), int(MEGABYTES.value * MB)
+    number = 0
+    while line := readline(longest + 1):
+        number += 1
+        if len(line) > longest:
+            MEGABYTES.require(f"{file}: line {number}", len(line) / MB)
+        meter.take(len(line))
+        yield line
+
+
+class Expired(BaseException):
+    """Time is over. Not an Exception, so that no handler of the limited code takes it for an error of its own."""
+
+
+@contextmanager
+def time_limit(seconds: float, *, ends_process: bool = True) -> Iterator[None]:
+    """Raise Expired in this thread once `seconds` are over; a single call into C code is let finish first.
+
+    Unlike an alarm signal it works in any thread. A call that does not come back, such as the power of a power, lets
+    nothing be raised: after HANG_SECONDS more the process ends with exit code 1 and its stacks on stderr. That timer
+    is the only one of its kind in a process: several threads at once do without, by `ends_process`.
+    """
+    thread, lock, is_over = threading.get_ident(), threading.Lock(), False
+
+    def expire() -> None:
+        with lock:
+            if not is_over:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Expired))
+
+    timer = threading.Timer(seconds, expire)
+    timer.daemon = True
+    if ends_process:
+        # It does not need the interpreter.
+        faulthandler.dump_traceback_later(seconds + HANG_SECONDS, exit=True, file=_STDERR)
+    timer.start()
+    try:
+        yield
+    finally:
+        with lock:
+            is_over = True
+        timer.cancel()
+        if ends_process:
+            faulthandler.cancel_dump_traceback_later()
+
+
+@contextmanager
+def memory_limit(num_bytes: int) -> Iterator[None]:
+    """Let the process reserve `num_bytes` more than it has, and not more: then MemoryError.
+
+    The limit is the system's, on the address space of the whole process: other threads feel it too.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + num_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
