@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from exgrpo_cli.base.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError, is_exhaustion
-from exgrpo_cli.base.output import data_alone, loading_note, tell_warnings
+from exgrpo_cli.base.output import PrintableRecord, data_alone, loading_note, tell_warnings
 from exgrpo_cli.commands.ablate import ablate
 from exgrpo_cli.commands.cli import talk
 from exgrpo_cli.commands.doctor import doctor
@@ -130,6 +130,7 @@ def run(arguments: list[str], commands: typer.Typer = app) -> int:
 @contextmanager
 def _warnings_as_lines(*, quiet: bool, debug: bool) -> Iterator[None]:
     """The toolkit's own warnings as one line each on stderr; those of other packages with `--debug` alone."""
+    logging.setLogRecordFactory(PrintableRecord)
     if not debug and logging.lastResort is not None:
         # Loggers that nobody has set up warn through this one; torch's C++ code reads the variable when it is loaded.
         logging.lastResort.setLevel(logging.ERROR)
@@ -141,7 +142,7 @@ def _warnings_as_lines(*, quiet: bool, debug: bool) -> Iterator[None]:
 
 def _report(arguments: Sequence[str], error: BaseException, line: str, exit_code: int) -> int:
     if "--debug" in arguments:
-        traceback.print_exception(error)
+        talk("".join(traceback.format_exception(error)).rstrip())
     talk(line)
     return exit_code
 

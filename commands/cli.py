@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hin
 import typer
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.output import data_stream
+from exgrpo_cli.base.output import data_stream, printable, say
 
 if TYPE_CHECKING:
     from exgrpo_cli.presets import PresetKind
@@ -167,10 +167,10 @@ def print_json(value: Any) -> None:
 
 def write_data(text: str, *, end: str = "\n") -> None:
     """Write text to stdout."""
-    typer.echo(text + end, file=data_stream(), nl=False)
+    typer.echo(printable(text) + end, file=data_stream(), nl=False)
 
 
 def talk(text: str, *, quiet: bool = False) -> None:
     """Write one line for people to stderr."""
     if not quiet:
-        typer.echo(text, err=True)
+        say(text)

@@ -1,10 +1,13 @@
 """Streams and signals of a process: stdout for data alone, warnings as lines, Ctrl-C that saves before it stops.
 
-Whatever else is printed on stdout, from Python or C, lands on stderr.
+Whatever else is printed on stdout, from Python or C, lands on stderr. Text that may be another's passes `printable` on
+its way to a terminal or a page, and `in_markdown` on its way into a card or a table of one.
 """
 
 import _thread
+import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -17,6 +20,29 @@ from typing import Any
 from exgrpo_cli.base.errors import DamageWarning, ToolkitWarning
 
 _data: Any = None
+
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that a terminal or a page obeys rather than shows: controls but for tab and newline, separators of lines,
+those that turn the direction of text, and halves of a pair, which cannot be written."""
+
+
+def printable(text: str) -> str:
+    """The text with what a terminal would obey as `\\u001b`, which JSON and TOML read back as it was."""
+    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\r\n", "\n"))
+
+
+def in_markdown(text: str) -> str:
+    """The text on one line, for a sentence or a table's cell in Markdown: it makes neither HTML, nor a link or image,
+    nor a further cell."""
+    line = " ".join(printable(text).split()).replace("&", "&amp;").replace("<", "&lt;")
+    # As entities: after a backslash in the text a further one would be undone.
+    return line.replace("](", "]&#40;").replace("`", "&#96;").replace("|", "&#124;")
+
+
+def say(text: str) -> None:
+    """Write a line for people to stderr."""
+    sys.stderr.write(f"{printable(text)}\n")
+    sys.stderr.flush()
 
 
 def data_stream() -> Any:
@@ -43,7 +69,7 @@ def reserve_stdout() -> None:
         return
     own = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    sys.stdout = os.fdopen(own, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+    sys.stdout = os.fdopen(own, "w", encoding=sys.stdout.encoding, errors="backslashreplace")
 
 
 def give_stdout_to_children() -> None:
@@ -74,21 +100,30 @@ def loading_note(say: Callable[[str], None]) -> Iterator[None]:
             sys.meta_path.remove(watching)
 
 
-def tell_warnings(say: Callable[[str, bool], None], *, others: bool) -> None:
-    """From here on each of the toolkit's warnings is one call `say(line, is_damage)`.
+def tell_warnings(tell: Callable[[str, bool], None], *, others: bool) -> None:
+    """From here on each of the toolkit's warnings is one call `tell(line, is_damage)`.
 
-    Those of other packages are shown as before where `others`, else not at all.
+    Those of other packages are written to stderr where `others`, else not at all.
     """
-    show = warnings.showwarning
 
-    def show_line(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    def show_line(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+    ) -> None:
         if issubclass(category, ToolkitWarning):
-            say(" ".join(str(message).split()), issubclass(category, DamageWarning))
+            tell(" ".join(str(message).split()), issubclass(category, DamageWarning))
         elif others:
-            show(message, category, *where, **more)
+            say(warnings.formatwarning(message, category, filename, lineno, line).rstrip())
 
     warnings.simplefilter("always", ToolkitWarning)
     warnings.showwarning = show_line
+
+
+class PrintableRecord(logging.LogRecord):
+    """Message that a package logs, printable: it may quote configurations, models and servers."""
+
+    def getMessage(self) -> str:
+        """The message as it is shown."""
+        return printable(super().getMessage())
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -5,17 +5,26 @@ Everything of it goes to stderr; stdout belongs to the command's data, of which 
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.columns import Columns
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from exgrpo_cli.base.output import data_stream
+from exgrpo_cli.base.output import data_stream, printable
 
 _FIGURES = {
     "phase": ("phase", "{}"),
@@ -32,6 +41,19 @@ _FIGURES = {
 """Name of a figure of a step, its key in the journal and how it is written."""
 _BRIEF = ("pass@1", "reward", "entropy", "buffered", "retired")
 """Figures of a plain line."""
+
+
+class PrintableConsole(Console):
+    """A console whose terminal obeys nothing in a text, whoever wrote it, but what the console itself sends."""
+
+    def render_str(self, text: str, **look: Any) -> Text:
+        """The text as it is shown, before a table measures it."""
+        return super().render_str(printable(text), **look)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """All that is shown, as segments of text and of the console's own control codes."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else printable(text), style, control)
 
 
 class Reporter:
@@ -58,7 +80,7 @@ def make_reporter(*, quiet: bool) -> Reporter:
     """A live view when stderr is a terminal, plain lines otherwise, nothing when quiet."""
     if quiet:
         return SilentReporter()
-    console = Console(stderr=True)
+    console = PrintableConsole(stderr=True)
     return LiveReporter(console) if console.is_terminal else PlainReporter(console)
 
 
@@ -109,7 +131,8 @@ class LiveReporter(Reporter):
 
     def __init__(self, console: Console) -> None:
         columns = (BarColumn(bar_width=32), MofNCompleteColumn(), TimeElapsedColumn(), "left", TimeRemainingColumn())
-        self._progress = Progress("{task.description}", *columns, console=console)
+        named = TextColumn("{task.description}", markup=False)
+        self._progress = Progress(named, *columns, console=console)
         self._tasks: dict[str, Task] = {}
         self._live = Live(self._progress, console=console, refresh_per_second=4)
         self._live.start()
@@ -175,7 +198,7 @@ _AMPLE = 10_000
 def stdout_console() -> Console:
     """A console for data: nothing in it is markup; as wide as the terminal, or _PIPE_WIDTH in a pipe."""
     out = data_stream()
-    return Console(file=out, markup=False, highlight=False, width=None if out.isatty() else _PIPE_WIDTH)
+    return PrintableConsole(file=out, markup=False, highlight=False, width=None if out.isatty() else _PIPE_WIDTH)
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
@@ -207,4 +230,4 @@ def as_lists(table: Table) -> RenderableType:
 
 
 def _plain(cell: object) -> str:
-    return cell.plain if isinstance(cell, Text) else str(cell)
+    return printable(cell.plain if isinstance(cell, Text) else str(cell))

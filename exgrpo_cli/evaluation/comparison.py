@@ -14,6 +14,7 @@ import numpy as np
 from rich.table import Table
 
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.output import in_markdown
 from exgrpo_cli.base.statistics import compare_paired, holm, mean_of_scores, pass_at_k_by_question, pass_at_ks
 from exgrpo_cli.evaluation.benchmarks import averages_over, benchmark_title, in_suite_order
 from exgrpo_cli.evaluation.results import MAY_DIFFER_IN_COMPARISON, ResultsFolder, differences
@@ -72,8 +73,8 @@ class ResultTable:
         if not self.comparisons:
             return ""
         return (
-            f"{MARK} differs from {next(iter(self.models))}: p < {LEVEL}, paired sign-flip test by question, "
-            f"Holm-adjusted over {len(self.comparisons)} comparisons."
+            f"{MARK} differs from {in_markdown(next(iter(self.models)))}: p < {LEVEL}, paired sign-flip test by "
+            f"question, Holm-adjusted over {len(self.comparisons)} comparisons."
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -127,7 +128,7 @@ def markdown(table: ResultTable) -> str:
         # An average closes the group of its benchmarks.
         closed = [[*((titles[name], (name,)) for name in members), (AVERAGE, members)] for members in groups]
         columns = [column for group in closed for column in group]
-    lines = [["Model", *(head for head, _ in columns)], ["---", *("---:" for _ in columns)]]
+    lines = [["Model", *(in_markdown(head) for head, _ in columns)], ["---", *("---:" for _ in columns)]]
     for model, results in table.models.items():
         made = {name: found["p_holm"] for (other, name), found in table.comparisons.items() if other == model}
         differs = [(name,) for name, p_holm in made.items() if p_holm < LEVEL]
@@ -141,7 +142,7 @@ def markdown(table: ResultTable) -> str:
                     values[place] = f"**{values[place]}**"
                 elif figures is results and members in differs:
                     values[place] += MARK
-            lines.append([label.replace("|", "\\|"), *values])
+            lines.append([in_markdown(label), *values])
             lines.append(["95 % interval", *(_interval(score) if score else "" for score in scores)])
     text = "".join("| " + " | ".join(line) + " |\n" for line in lines)
     return f"{text}\n{table.footnote}\n" if table.footnote else text

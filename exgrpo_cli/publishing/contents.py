@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from markupsafe import Markup
 
 from exgrpo_cli.base.errors import InputError, first_line
 from exgrpo_cli.base.files import NUMBER, Shape, read_json
@@ -110,7 +111,7 @@ def run_packages(
         "hub_data": data and data.repo,
         "scores": scores,
         "steps": summary["steps"],
-        "example": repr(read_questions(run / record.QUESTIONS_FILE).questions[0].prompt[-1].content),
+        "example": Markup(repr(read_questions(run / record.QUESTIONS_FILE).questions[0].prompt[-1].content)),
         "ledger": with_ledger,
     }
     models = Package(repo_type="model", origin=origin, folder=staging / "model", private=private)
@@ -294,7 +295,7 @@ def study_package(folder: Path, repo: str, staged: Path, private: Private) -> Pa
         package.copy(path, path.relative_to(folder).as_posix())
     package.copy(write_report(folder, package.place("report.html")))
     front = {"tags": ["exgrpo", "reinforcement-learning", "ablation"]}
-    files, table = {name: f"{name}.parquet" for name in tables}, markdown(score_rows(report))
+    files, table = {name: f"{name}.parquet" for name in tables}, Markup(markdown(score_rows(report)))
     return package.finish("study.md.j2", front, files, repo=repo, table=table, baseline=baseline)
 
 

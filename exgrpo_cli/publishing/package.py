@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from markupsafe import escape
+from markupsafe import Markup, escape
 
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.output import in_markdown, printable
 
 MARKER = "exgrpo.json"
 """File of a repository that says what was published into it."""
@@ -108,6 +109,11 @@ def _forms(secret: str) -> set[str]:
     return {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], str(escape(secret))}
 
 
+def _in_card(value: object) -> object:
+    """A value as a card shows it; what is marked up already stays."""
+    return in_markdown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Package:
     """The content of one repository, its own files under `folder`."""
@@ -140,15 +146,18 @@ class Package:
 
         `tables` are the configurations of a data set with the pattern of their files; the first is the default one.
         """
-        from huggingface_hub import CardData, RepoCard
+        from huggingface_hub import CardData
+        from jinja2 import Environment
 
         default = next(iter(tables), "")
         configs = [
             {"config_name": name, "data_files": path, "default": name == default} for name, path in tables.items()
         ]
         data = CardData(**front, configs=configs or None)
-        card = RepoCard.from_template(data, template_path=str(Path(__file__).with_name(template)), **values)
-        self.write("README.md", str(card), "the card")
+        named = data.to_dict() | values | {"card_data": Markup(printable(data.to_yaml()))}
+        source = Path(__file__).with_name(template).read_text(encoding="utf-8")
+        card = Environment(finalize=_in_card).from_string(source).render(**named)
+        self.write("README.md", card, "the card")
         self.write(MARKER, json.dumps(self.origin, indent=2) + "\n", "the name of the run or study")
         return self
 

@@ -10,7 +10,6 @@ Ctrl-Z has stopped the process does not count, since the thread stands still as 
 import faulthandler
 import os
 import re
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from exgrpo_cli.base.errors import InputError, RunError
+from exgrpo_cli.base.output import say
 
 POLL_SECONDS = 1.0
 _PATIENCE = 3
@@ -114,8 +114,7 @@ class Watchdog:
             f"{what} (run.phase_timeout). Where every rank was is in {self._stacks}; go on from the last checkpoint "
             f"with: exgrpo train --resume --output {self._run}"
         )
-        sys.stderr.write(f"exgrpo: {error}\n")
-        sys.stderr.flush()
+        say(f"exgrpo: {error}")
         # What follows writes to a disk, which may be what hangs.
         faulthandler.dump_traceback_later(10 * _PATIENCE * self._interval, exit=True, file=_STDERR)
         self._write_stacks(what)

@@ -1,6 +1,5 @@
 """A page: titled sections of paragraphs, tables, figures and responses, rendered as one self-contained HTML file."""
 
-import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from rich.table import Table as RichTable
 
 from exgrpo_cli.base.errors import ExgrpoError
 from exgrpo_cli.base.files import write_text
-from exgrpo_cli.show.figures.style import styled
+from exgrpo_cli.base.output import printable
+from exgrpo_cli.show.figures.style import as_svg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawn
@@ -92,17 +92,22 @@ def gather(sections: Mapping[str, Iterator[Block]]) -> dict[str, list[Block]]:
 
 def write_page(page: Page, path: Path) -> None:
     """Write the page whole or not at all. Raises RunError where it cannot be written."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_finished
+    )
     environment.globals["cells"] = cells
     write_text(path, environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(page=page))
 
 
+def _finished(value: object) -> object:
+    """A value as a page shows it; what is marked up already stays."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
 def figure_block(name: str, figure: "Drawn", captions: Mapping[str, str]) -> FigureBlock:
     """The figure inline: as wide as the page lets it be up to its own size, and without metadata."""
-    text = io.StringIO()
-    with styled():
-        figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    svg = text.getvalue()[text.getvalue().index("<svg") :]
+    svg = as_svg(figure, dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    svg = svg[svg.index("<svg") :]
     width = PIXELS_PER_INCH * figure.get_figwidth()
     style = f"max-width: {width:.0f}px; min-width: {LEAST_SHARE * width:.0f}px"
     svg = re.sub(r' width="[^"]*" height="[^"]*"', f' style="{style}"', svg, count=1)

@@ -8,6 +8,7 @@ import numpy as np
 from rich.table import Column, Table
 
 from exgrpo_cli.base.files import write_json, write_text
+from exgrpo_cli.base.output import in_markdown
 from exgrpo_cli.base.statistics import t_interval
 from exgrpo_cli.runs.result import CurvePoint
 from exgrpo_cli.show.figures.comparisons import ArmCurve, ArmScore, arm_comparison, arm_curves, claims_figure
@@ -43,10 +44,11 @@ def report_study(study: Study) -> Numbers:
     study.keep_results()
     report = compare_runs(study)
     write_json(study.folder / "results.json", report)
+    name = in_markdown(study.name)
     parts = [
-        *([f"# {study.name}: claims", markdown(claim_rows(report["claims"].values()))] if study.claims else []),
-        f"# {study.name}: {TITLE}",
-        *(f"**{warning}**" for warning in report["warnings"]),
+        *([f"# {name}: claims", markdown(claim_rows(report["claims"].values()))] if study.claims else []),
+        f"# {name}: {TITLE}",
+        *(f"**{in_markdown(warning)}**" for warning in report["warnings"]),
         markdown(score_rows(report)),
         markdown(endpoint_rows(report)),
         "Budgets are those that the claims state." if study.claims else f"Equal in {study.equal}.",
@@ -178,7 +180,7 @@ def rich_table(rows: Rows, title: str) -> Table:
 def markdown(rows: Rows) -> str:
     """Rows as a Markdown table."""
     ruled = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
-    return "\n".join("| " + " | ".join(row) + " |" for row in ruled) + "\n"
+    return "\n".join("| " + " | ".join(map(in_markdown, row)) + " |" for row in ruled) + "\n"
 
 
 def study_figures(study: Study, report: Numbers) -> "dict[str, Figure]":

@@ -4,6 +4,7 @@
 1, and as one of several hosts, it starts the ranks, each of which is this module again.
 """
 
+import logging
 import os
 import signal
 import socket
@@ -16,10 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from exgrpo_cli.base.errors import EXIT_INTERRUPTED, ExgrpoError, RunError
-from exgrpo_cli.base.output import tell_warnings
+from exgrpo_cli.base.output import PrintableRecord, say, tell_warnings
 from exgrpo_cli.config.layers import read_config
 from exgrpo_cli.config.settings import Config, resolve
 from exgrpo_cli.machine.settle import settle
@@ -53,7 +52,7 @@ def main(settings: Path, folder: Path, parent: int, *, hosts: Hosts | None = Non
             return run_ranks(arguments, config.run.nproc, hosts, on_gpu=config.run.device != "cpu")
         return train_as_rank(settings, folder, resume=resume)
     except ExgrpoError as error:
-        sys.stderr.write(f"{error}\n")
+        say(str(error))
         return error.exit_code
 
 
@@ -68,12 +67,12 @@ def asked_config(settings: Path, folder: Path, *, resume: bool) -> Config:
 
 def train_as_rank(settings: Path, folder: Path, *, resume: bool) -> int:
     """Train as the rank that the environment names, or as the only one."""
-    from exgrpo_cli.base.reporter import PlainReporter
+    from exgrpo_cli.base.reporter import PlainReporter, PrintableConsole
     from exgrpo_cli.training.run import train
 
     ranks = Ranks.of_environment()
     with ranks.together():
-        reporter = PlainReporter(Console(stderr=True, width=160))
+        reporter = PlainReporter(PrintableConsole(stderr=True, width=160))
         config = asked_config(settings, folder, resume=resume)
         train(config, folder, resume=resume, reporter=reporter, ranks=ranks)
     return 0
@@ -90,8 +89,9 @@ def warn_in_log() -> None:
     """Let this process, whose stderr is a log, write each of the toolkit's warnings as one line there."""
 
     def write(line: str, is_damage: bool) -> None:
-        sys.stderr.write(f"{DAMAGE if is_damage else ''}{line}\n")
+        say(f"{DAMAGE if is_damage else ''}{line}")
 
+    logging.setLogRecordFactory(PrintableRecord)
     tell_warnings(write, others=True)
 
 

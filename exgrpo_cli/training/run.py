@@ -13,7 +13,7 @@ import torch
 
 from exgrpo_cli.base.errors import InputError, Interrupted
 from exgrpo_cli.base.files import write_json
-from exgrpo_cli.base.output import Stopper
+from exgrpo_cli.base.output import Stopper, in_markdown
 from exgrpo_cli.base.reporter import Reporter, SilentReporter
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.machine.memory import require_disk
@@ -235,9 +235,11 @@ def export_run_model(run: ActiveRun, after: dict[str, Any]) -> None:
     backbone, data = (Path(source).name if Path(source).is_absolute() else source for source in sources)
     score = f" Held-out pass@1 ({config.data.heldout_name}): {score_text(after)}." if after else ""
     card = CARD.format(
-        title=f"{config.backbone.name} trained with {config.run.method}",
-        description=f"Backbone {backbone}, {run.state.step} steps of {config.run.method} on {data} (arXiv 2510.02245), "
-        f"seed {config.run.seed}.{score}",
+        title=in_markdown(f"{config.backbone.name} trained with {config.run.method}"),
+        description=in_markdown(
+            f"Backbone {backbone}, {run.state.step} steps of {config.run.method} on {data} (arXiv 2510.02245), seed "
+            f"{config.run.seed}.{score}"
+        ),
         folder="model",
         example=next(iter(parts.questions.values())).prompt[-1].content,
         max_new_tokens=config.rollout.max_response_tokens,

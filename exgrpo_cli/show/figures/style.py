@@ -4,6 +4,7 @@ Figures are made through matplotlib's object interface with the Agg canvas: no w
 distinct to colour-blind readers, and arms are told apart by line and marker as well.
 """
 
+import io
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from exgrpo_cli.base.files import write_whole
+from exgrpo_cli.base.files import write_text, write_whole
+from exgrpo_cli.base.output import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -332,14 +334,46 @@ UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 """Metadata by format: without a date, equal input gives an equal file."""
 
 
+def make_readable(figure: "Figure") -> None:
+    """Make the names in a figure printable, and let formulas that cannot be read stand as they are."""
+    from matplotlib.mathtext import MathTextParser
+    from matplotlib.text import Text
+
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        labels = [label.get_text() for label in axis.get_ticklabels()]
+        if any(printable(label) != label for label in labels):
+            # Their texts are made anew at every drawing.
+            axis.set_ticks(axis.get_majorticklocs(), list(map(printable, labels)))
+    for text in (each for each in figure.findobj(Text) if isinstance(each, Text)):
+        text.set_text(printable(text.get_text()))
+        if text.get_text().count("$") > 1:
+            try:
+                MathTextParser("path").parse(text.get_text())
+            except ValueError:
+                text.set_parse_math(False)
+
+
+def as_svg(figure: "Figure", metadata: Mapping[str, Any]) -> str:
+    """The figure as SVG, its names made readable."""
+    written = io.StringIO()
+    make_readable(figure)
+    with styled():
+        figure.savefig(written, format="svg", metadata=dict(metadata))
+    return written.getvalue()
+
+
 def save(figure: "Figure", folder: Path, name: str, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
     """Write `name` into `folder` in each of `formats` (png, svg, pdf), whole or not at all; return the paths."""
     paths = []
+    make_readable(figure)
     with styled():
         for suffix in formats:
             path = folder / f"{name}.{suffix}"
             dpi = PNG_DPI if suffix == "png" else "figure"
-            write_whole(path, partial(figure.savefig, format=suffix, dpi=dpi, metadata=UNDATED.get(suffix)))
+            if suffix == "svg":
+                write_text(path, as_svg(figure, UNDATED["svg"]))
+            else:
+                write_whole(path, partial(figure.savefig, format=suffix, dpi=dpi, metadata=UNDATED.get(suffix)))
             paths.append(path)
             # The layout is in inches, hence that of the next format too; working it out is half of the time.
             figure.set_layout_engine("none")
