@@ -28,6 +28,8 @@ _PARTIAL = ".partial"
 """Between the name of what is being written, with a dot before it, and the process that writes it."""
 _TAIL_BYTES = 1 << 14
 _DEVICES = ("/dev/", "/proc/", "/sys/")
+_MOST_BYTES = 256 << 20
+"""Bytes of JSON read into memory at once: no file and no line of ours has more."""
 UNCHANGED = "What was there before is unchanged: make room, or choose another place."
 
 
@@ -128,11 +130,11 @@ def append_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Objects of a file of JSON lines; a last line without its end, which a kill tore off, is left out.
 
-    Raises InputError naming the first line that is no object.
+    Raises InputError for what is no file, and naming the first line that is no object or longer than `_MOST_BYTES`.
     """
     with _opened(path) as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.endswith(b"\n"):
+        for number, line in enumerate(iter(lambda: lines.readline(_MOST_BYTES), b""), start=1):
+            if not line.endswith(b"\n") and len(line) < _MOST_BYTES:
                 return
             try:
                 value = parse_json(line)
@@ -153,7 +155,10 @@ def drop_torn_line(path: Path) -> None:
 
 
 def last_json_line(path: Path) -> dict[str, Any] | None:
-    """The last whole line of a growing file of JSON lines, read from its end; None while there is none."""
+    """The last whole line of a growing file of JSON lines, read from its end; None while there is none.
+
+    Raises InputError where it is no JSON.
+    """
     if not path.is_file():
         return None
     with path.open("rb") as file:
@@ -176,7 +181,9 @@ def parse_json(text: str | bytes) -> Any:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """A file to read. Raises InputError where it is missing or the system refuses it."""
+    """A file to read. Raises InputError where it is missing, a device (which may have no end) or the system refuses."""
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is no file: restore it from a copy.")
     try:
         with path.open("rb") as file:
             yield file
@@ -290,7 +297,7 @@ def read_json(path: Path, shape: Shape = dict) -> Any:
     """The value in a JSON file. Raises InputError where it is missing, is not JSON or has another shape."""
     try:
         with _opened(path) as file:
-            value = parse_json(file.read().decode())
+            value = parse_json(file.read(_MOST_BYTES).decode())
     except InputError:
         raise
     except ValueError as error:

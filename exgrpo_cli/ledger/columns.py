@@ -48,10 +48,13 @@ class EventColumns:
 def decode_events(table: pa.Table, known_ids: pa.Array) -> EventColumns:
     """Rows of the event table, question ids and event words dictionary-encoded.
 
-    Raises InputError for a question that is not among `known_ids`.
+    Raises InputError for a question that is not among `known_ids`, and for a word that is no event.
     """
     words, numbers = encoded_words(table.column("event"))
-    codes = pc.index_in(words, value_set=pa.array([kind.value for kind in KINDS])).to_numpy().astype(np.int64)
+    found = pc.index_in(words, value_set=pa.array([kind.value for kind in KINDS]))
+    codes = pc.fill_null(found, MISSING).to_numpy().astype(np.int64)
+    if unknown := [word for word, code in zip(words.to_pylist(), codes, strict=True) if code == MISSING]:
+        raise InputError(f"the ledger holds an event {unknown[0]!r}, which this version does not know")
     others = {name: column(table, name) for name in ("step", "trajectory_id", "bucket", "num_members")}
     return EventColumns(kind=codes[numbers], question=question_numbers(table, known_ids), **others)
 

@@ -10,7 +10,6 @@ every table has by then. Whatever is damaged, missing or beyond the last complet
 half-read.
 """
 
-import json
 import re
 import warnings
 from bisect import bisect_right
@@ -20,9 +19,10 @@ from dataclasses import dataclass
 from functools import partialmethod
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, TypeVar
 from zlib import crc32
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,6 +35,7 @@ from exgrpo_cli.ledger.schemas import (
     EVENTS,
     METADATA_KEY,
     REPLAYS,
+    ROWS_END,
     SCHEMAS,
     SCORES,
     TABLES,
@@ -50,6 +51,8 @@ _NAME = re.compile(rf"part-(\d{{8}})-(\d{{8}}|{_LIVE})\.(?:parquet|arrow)")
 COMMIT_FIRST = (EVENTS, *(table for table in TABLES if table != EVENTS))
 """Reading: the rows a commit record promises were there before it, so a table listed later has them. Deleting: without
 its record a step was never finished, whatever comes between."""
+_AFTER_FOOTER = 8
+"""Bytes of its length and of PAR1, with which a Parquet file ends."""
 _ATTEMPTS = 20
 """A live part may get its final name after it was listed, which happens once a checkpoint."""
 Body = tuple[Int32[np.ndarray, "..."], Float32[np.ndarray, "..."]]
@@ -63,6 +66,18 @@ _Result = TypeVar("_Result")
 
 class DamagedBytes(Exception):
     """A file that is truncated, overwritten or has the columns of something else; the message says which."""
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+
+
+class PartContent(msgspec.Struct, kw_only=True):
+    """Metadata that a part's schema carries."""
+
+    last_step: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
+    totals: dict[str, Count] = {}
+    has_end: bool = False
+    """Whether ROWS_END must be there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,20 +154,23 @@ def inspect_part(table: str, path: Path) -> PartInfo:
                     first_ids.append(int(ids[0]))
                     num_rows += len(ids)
         else:
-            with pq.ParquetFile(path) as file:
-                schema, num_rows = file.schema_arrow, file.metadata.num_rows
+            with pa.OSFile(str(path)) as source, pq.ParquetFile(source) as file:
+                schema, num_rows, size = file.schema_arrow, file.metadata.num_rows, source.size()
+                footer, rows_end = file.metadata.serialized_size, (file.metadata.metadata or {}).get(ROWS_END, b"")
         if not schema.equals(SCHEMAS[table]):
             wrong = [str(column) for column in schema if column not in set(SCHEMAS[table])]
             missing = [str(column) for column in SCHEMAS[table] if column not in set(schema)]
             raise DamagedBytes(f"{name}: columns {wrong} instead of {missing}")
-        content: dict[str, Any] = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
+        content = msgspec.json.decode((schema.metadata or {}).get(METADATA_KEY, b"{}"), type=PartContent)
+        if content.has_end and rows_end != b"%d" % (size - footer - _AFTER_FOOTER):
+            raise DamagedBytes(f"{name}: another program has written its rows anew")
     first_step, last_step = steps_of(path)
     return PartInfo(
         path=path,
         first_step=first_step,
-        last_step=int(content.get("last_step", first_step)) if last_step is None else last_step,
+        last_step=(content.last_step or first_step) if last_step is None else last_step,
         num_rows=num_rows,
-        totals={name: content.get("totals", {}).get(name, 0) for name in TABLES},
+        totals={name: content.totals.get(name, 0) for name in TABLES},
         batch_first_ids=tuple(first_ids),
     )
 
@@ -167,8 +185,8 @@ def reading(name: str = "") -> Iterator[None]:
     """
     try:
         yield
-    # Each of the three is what Arrow raises for damaged bytes, as above; nothing else is caught.
-    except (ValueError, pa.ArrowNotImplementedError, OSError) as error:
+    # Each is what Arrow raises for damaged bytes, as above, or JSON that is nested too deeply; nothing else is caught.
+    except (ValueError, RecursionError, pa.ArrowNotImplementedError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise DamagedBytes(f"{name}: {first_line(error)}" if name else first_line(error)) from error

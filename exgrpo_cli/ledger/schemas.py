@@ -18,6 +18,8 @@ LEDGER_FORMAT = 2
 """Number in `ledger.json`; a ledger with another one is refused."""
 IDENTITY_FILE = "ledger.json"
 METADATA_KEY = b"exgrpo"
+ROWS_END = b"exgrpo.rows_end"
+"""Key of a Parquet part's own metadata, which no other program carries along: the byte at which its rows end."""
 
 BODIES = "bodies"
 TRAJECTORIES = "trajectories"

@@ -40,6 +40,7 @@ from exgrpo_cli.ledger.schemas import (
     IDENTITY_FILE,
     METADATA_KEY,
     RESUME_FIELDS,
+    ROWS_END,
     SCHEMAS,
     TABLES,
     TRAJECTORIES,
@@ -60,24 +61,27 @@ Batch = tuple[pa.RecordBatch, bytes]
 
 def schema_with_metadata(table: str, last_step: int, totals: Mapping[str, int] | None = None) -> pa.Schema:
     """The table's schema with its last step and, in parts of `events`, the commit record."""
-    content = {"last_step": last_step, "totals": dict(totals or {})}
+    content = {"last_step": last_step, "totals": dict(totals or {}), "has_end": table != BODIES}
     return SCHEMAS[table].with_metadata({METADATA_KEY: json.dumps(content).encode()})
 
 
 def write_parquet(file: BinaryIO, table: pa.Table, schema: pa.Schema) -> None:
-    """Write a table, under the metadata of `schema`, with a CRC-32 per page, which every reader of Parquet can check.
+    """Write a table, under the metadata of `schema`, with a CRC-32 per page, which every reader of Parquet can check,
+    and with ROWS_END, by which rows that another program has written in their place are told.
 
     Only words get a dictionary, and Snappy packs them: bodies outweigh these tables a hundred times, so what counts is
     the time to write and to read them, about 0.4 times that with dictionaries for all columns and Zstandard.
     """
-    pq.write_table(
-        table.replace_schema_metadata(schema.metadata),
+    with pq.ParquetWriter(
         file,
+        schema,
         compression="snappy",
         use_dictionary=[field.name for field in schema if field.type == pa.string()],
         dictionary_pagesize_limit=_DICTIONARY_BYTES,
         write_page_checksum=True,
-    )
+    ) as sink:
+        sink.write_table(table.replace_schema_metadata(schema.metadata))
+        sink.add_key_value_metadata({ROWS_END.decode(): str(file.tell())})
 
 
 def batch_checksums(batch: pa.RecordBatch) -> bytes:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from sys import float_info
 from typing import Any
 
 import numpy as np
@@ -321,6 +322,8 @@ PHASES = ("rollout", "reward", "replay", "logprobs", "update", "sync")
 """Phases of a step's time; the journal's `time/<phase>` keys."""
 TEXTS = ("phase", "optim/skip_reason")
 """Keys whose values are words."""
+_LAST_STEP = 2**31 - 1
+"""The ledger's steps have 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +371,12 @@ def journal_lines(path: Path) -> Iterator[dict[str, Any]]:
     """
     for number, row in enumerate(read_json_lines(path), start=1):
         for name, value in {"step": None, **row}.items():
-            if not isinstance(value, int if name == "step" else str if name in TEXTS else NUMBER):
+            if name == "step":
+                valid = type(value) is int and 0 <= value <= _LAST_STEP
+            elif name in TEXTS:
+                valid = isinstance(value, str)
+            else:
+                valid = isinstance(value, NUMBER) and abs(value) <= float_info.max
+            if not valid:
                 raise InputError(f"{path}, line {number}: {name} is {value!r:.40}. Remove the line or restore it.")
         yield row

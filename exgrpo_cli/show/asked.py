@@ -288,7 +288,7 @@ def other_sampler(record: RunRecord, rules: Any, rng: np.random.Generator) -> Nu
     steps, rows = np.unique(draws.step, return_inverse=True)
     wanted = np.bincount(rows, weights=draws.num_drawn).astype(np.int64)
     rates = np.bincount(rows, weights=draws.num_drawn * draws.bucket / draws.num_members)
-    shape = (len(steps), max(record.config.rollout.group_size, int(draws.bucket.max(initial=0))) + 1)
+    shape = (len(steps), max(int(own.bucket.max(initial=0)) for own in (draws, record.events)) + 1)
     counts = {"drawn": np.zeros(shape, dtype=np.int64), "expected": np.zeros(shape)}
     np.add.at(counts["drawn"], (rows, draws.bucket), draws.num_drawn)
     other_rates = np.full(len(steps), np.nan)

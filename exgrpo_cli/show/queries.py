@@ -88,7 +88,7 @@ def question_states(record: RunRecord) -> Numbers:
     out since is unknown.
     """
     events, num_steps, total = record.events, record.last_step + 1, record.num_training_questions
-    in_bucket, trajectories = _buffer_contents(events, num_steps, record.config.rollout.group_size)
+    in_bucket, trajectories = _buffer_contents(events, num_steps)
     changes = [np.bincount(events.step[events.kind == kind], minlength=num_steps) for kind in (RETIRED, READMITTED)]
     buffered, retired = in_bucket.sum(axis=1), (changes[0] - changes[1]).cumsum()
     series: dict[str, Any] = {"questions": buffered, "retired": retired, "tried": None, "unseen": None}
@@ -108,7 +108,7 @@ def question_states(record: RunRecord) -> Numbers:
 
 
 def _buffer_contents(
-    events: EventColumns, num_steps: int, group_size: int
+    events: EventColumns, num_steps: int
 ) -> tuple[Int64[np.ndarray, "steps buckets"], Int64[np.ndarray, " steps"]]:
     """Questions per bucket and trajectories of buffered questions, after every step.
 
@@ -128,7 +128,7 @@ def _buffer_contents(
     held_after = np.where(after == NO_BUCKET, 0, stored)
     held_before = np.where(follows, np.roll(held_after, 1), 0)
 
-    questions = np.zeros((num_steps, max(group_size, int(after.max(initial=0)) + 1)), dtype=np.int64)
+    questions = np.zeros((num_steps, int(after.max(initial=0)) + 1), dtype=np.int64)
     for buckets, sign in ((after, 1), (before, -1)):
         inside = buckets != NO_BUCKET
         np.add.at(questions, (step[inside], buckets[inside]), sign)

@@ -5,7 +5,7 @@ Questions are numbered once for all tables, so that everything downstream is int
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from jaxtyping import Int64
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import read_json
+from exgrpo_cli.base.files import MANIFEST, find_damage, read_json
 from exgrpo_cli.config import layers
 from exgrpo_cli.config.settings import Config, resolve
 from exgrpo_cli.ledger.columns import (
@@ -48,6 +48,15 @@ COLUMNS = {
 """Columns of each table that are read, as `_STORED` calls them."""
 _STORED = {"success_count": "k", "group": "group_id", "unit": "unit_id"}
 """The tables' own names, where they differ."""
+
+
+MOST_CELLS = 10**8
+"""Steps times success counts that statistics are made of: arrays are as large as a run says it is."""
+_LIMITS = {
+    **dict.fromkeys(("success_count", "bucket", "num_members"), (-1, 2**15 - 1)),
+    **dict.fromkeys(("num_questions", "num_drawn", "num_tokens"), (0, 2**31 - 1)),
+}
+"""Least and largest value of columns by which things are counted."""
 
 
 class Columns(SimpleNamespace):
@@ -164,9 +173,14 @@ def read_run(run: Path) -> RunRecord:
     # A score's question is that of its trajectory, so that the longest table needs no text column.
     found[SCORES].row = rows_of(found[TRAJECTORIES].trajectory_id, column(tables[SCORES], "trajectory_id"))
     events = decode_events(tables[EVENTS], question_ids)
-    problems = [f"ledger read up to step {reader.last_step}; {reader.dropped}"] if reader.dropped else []
-    problems += find_changes(run, (CONFIG_FILE, METRICS_FILE))
+    for name, columns in {**found, EVENTS: events}.items():
+        _require_ranges(run / LEDGER_FOLDER / name, columns, reader.last_step)
     logged = int(metrics.steps[-1]) if len(metrics.steps) else 0
+    last_step = max(logged, int(events.step.max(initial=0)))
+    if last_step * (most := 2 + int(events.bucket.max(initial=0))) > MOST_CELLS:
+        newest = run / (METRICS_FILE if logged == last_step else LEDGER_FOLDER)
+        said = f"step {last_step:,}, and success counts have {most} values: more than statistics are made of"
+        raise InputError(f"{newest} has a {said}. Restore it from a copy.")
     return RunRecord(
         run=run,
         config=config,
@@ -178,27 +192,64 @@ def read_run(run: Path) -> RunRecord:
         events=events,
         draws=found[DRAWS],
         units=found[REPLAYS],
-        last_step=max(logged, int(events.step.max(initial=0))),
-        incomplete="; ".join(problems),
+        last_step=last_step,
+        incomplete="; ".join(_gaps(run, reader, metrics, len(training_ids))),
     )
 
 
+def _require_ranges(path: Path, columns: object, last_step: int) -> None:
+    """Raise InputError for a value that sizes or indexes an array and that no run has written."""
+    for name, (low, high) in {**_LIMITS, "step": (0, last_step), "step_born": (0, last_step)}.items():
+        values = getattr(columns, name, None)
+        if values is not None and len(values) and not low <= values.min() <= values.max() <= high:
+            said = f"{name} goes from {values.min()} to {values.max()} instead of {low} to {high}"
+            raise InputError(f"{path}: {said}: restore the folder from a copy.")
+
+
+def _gaps(run: Path, reader: LedgerReader, metrics: RunMetrics, num_questions: int) -> Iterator[str]:
+    """One sentence for each part of a run that its statistics go without, or that is not as the run wrote it."""
+    if reader.dropped:
+        yield f"ledger read up to step {reader.last_step}; {reader.dropped}"
+    path, data = run / QUESTIONS_FILE, run / QUESTIONS_FILE.parent
+    if not num_questions:
+        state = "has no ids" if path.is_file() else "is missing"
+        yield f"{path} {state}: questions tried and unseen are not known, nor their order and texts"
+    elif (data / MANIFEST).is_file() and not path.is_symlink() and (damage := find_damage(data, path.name)):
+        yield damage
+    yield from find_changes(run, (CONFIG_FILE, METRICS_FILE))
+    # The ledger is a step ahead of the journal while the step's line is being written.
+    missing = np.setdiff1d(np.arange(1, max(reader.last_step, *metrics.steps, 1)), metrics.steps)
+    if len(missing) and not (run / POOL_FILE).is_file():
+        yield f"{run / METRICS_FILE} lacks {len(missing)} steps, step {missing[0]} first"
+
+
 def read_question_columns(run: Path, columns: Sequence[str], chosen: pc.Expression | None = None) -> pa.Table:
-    """Some columns of the run's own questions, those it has, of the `chosen` rows; no rows where the file is gone.
+    """Some columns of the run's own questions, those it has, of the `chosen` rows; no rows where the file is gone, or
+    has no ids.
 
     Raises InputError for a damaged file.
     """
     import pyarrow.parquet as pq
 
     path = run / QUESTIONS_FILE
+    nothing = pa.table({name: pa.array([], pa.string()) for name in columns})
     if not path.is_file():
-        return pa.table({name: pa.array([], pa.string()) for name in columns})
+        return nothing
     try:
         with reading(str(path)):
-            names = [name for name in columns if name in pq.read_schema(path).names]
-            return pq.read_table(path, columns=names, filters=chosen)
+            schema = pq.read_schema(path)
+            names = [name for name in columns if name in schema.names and _has_type(name, schema.field(name).type)]
+            return pq.read_table(path, columns=names, filters=chosen) if "id" in names else nothing
     except DamagedBytes as error:
         raise InputError(f"{error}: restore the file from a copy, or delete it.") from error
+
+
+def _has_type(name: str, found: pa.DataType) -> bool:
+    """Whether a column of a question file is text, that of prompts messages."""
+    if name != "prompt":
+        return pa.types.is_string(found) or pa.types.is_large_string(found)
+    is_list = pa.types.is_list(found) or pa.types.is_large_list(found)
+    return is_list and pa.types.is_struct(found.value_type) and {"role", "content"} <= {*found.value_type.names}
 
 
 def question_texts(run: Path, question_ids: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -208,7 +259,7 @@ def question_texts(run: Path, question_ids: Sequence[str]) -> dict[str, dict[str
     chosen = pc.field("id").isin(pa.array(question_ids, pa.string()))
     for row in read_question_columns(run, ("id", "prompt", "answer", "level"), chosen).to_pylist():
         said = [turn["content"] for turn in row.get("prompt") or [] if turn["role"] == "user"]
-        words = {"text": said[-1] if said else "", "answer": row.get("answer"), "level": row.get("level")}
+        words = {"text": str(said[-1]) if said else "", "answer": row.get("answer"), "level": row.get("level")}
         found[row["id"]] = {name: word or "" for name, word in words.items()}
     return found
 
