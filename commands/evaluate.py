@@ -51,6 +51,10 @@ class EvaluateOptions:
     engine: Annotated[Literal["hf", "vllm"], option("Engine of a model loaded here.")] = "hf"
     tensor_parallel: Annotated[int, option("GPUs that share one model, with --engine vllm.", min=1, metavar="N")] = 1
     endpoint: Annotated[str | None, option("OpenAI-compatible server that serves --model.", metavar="URL")] = None
+    timeout: Annotated[
+        float | None,
+        option("Longest wait for one whole answer of --endpoint.", min=0.1, metavar="SECONDS", default="1200"),
+    ] = None
     device: Annotated[Literal["auto", "cpu", "cuda"], option("Where the model is loaded.")] = "auto"
     output: Annotated[Path | None, option("Results folder.", metavar="PATH", default="results/<benchmark>-<model>")] = (
         None

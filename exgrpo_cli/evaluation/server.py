@@ -10,17 +10,17 @@ import json
 import queue
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from http.client import HTTPException
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+import msgspec
 
 from exgrpo_cli.base.errors import InputError, RunError, nearest
 from exgrpo_cli.base.types import AnswerFormat, Message, Question, SamplingParams, StopReason
+from exgrpo_cli.evaluation import exchange
 from exgrpo_cli.evaluation.benchmarks import Protocol
 from exgrpo_cli.evaluation.sampling import OnResponse, Prepared, QuestionRecord, Response
 from exgrpo_cli.questions.prompts import TEMPLATES, THOUGHT_SOLUTION_SYSTEM
@@ -37,7 +37,51 @@ _STOP_REASONS["length"] = StopReason.LENGTH
 _NOTE_EVERY_SECONDS = 30.0
 """Many requests fail together when a server does: one line tells of all."""
 
+_FIRST_SECONDS = 15.0
+"""Longest wait for what a server says of itself."""
+_BYTES, _BYTES_PER_TOKEN = 4 << 20, 100
+"""Bound on an answer: of any, and for each token asked for, which as JSON has some 6 bytes, and 20 in some scripts."""
+_LOOKED_AT, _SHOWN = 4096, 200
+"""Characters of a server's text that are looked at for a message, and shown."""
+_SECRET = 8
+"""Characters from which on a key is left out of an answer too; a shorter one is a placeholder and may be a word."""
+_PARSING = threading.Lock()
+"""One answer at a time is taken apart: as objects it has many times its size."""
+
 T = TypeVar("T")
+R = TypeVar("R")
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: str
+    message: _Message | None = None
+    text: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    # Written as 32 bits.
+    completion_tokens: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+
+class _Completion(msgspec.Struct):
+    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
+    usage: _Usage
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _Version(msgspec.Struct):
+    version: str
 
 
 def throttled(note: Callable[[str], None]) -> Callable[[str], None]:
@@ -65,31 +109,55 @@ class Endpoint:
     parallel: int = 32
     """Requests under way at once; the server does the batching."""
     timeout_seconds: float = 1200.0
-    """Longest wait for one response."""
+    """Longest wait for one whole response."""
     attempts: int = 6
     backoff_seconds: float = 2.0
     """Pause after the first failure; doubled after each further one, at most a minute."""
+    version: str = "unknown"
+    """Version that the server says it has."""
     note: Callable[[str], None] = field(default=lambda text: None, repr=False, compare=False)
     """Gets one line for an attempt that failed and is made again."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError for what is no address, or holds more than one, and for a key that cannot be sent."""
+        object.__setattr__(self, "url", exchange.checked_address(self.url))
+        object.__setattr__(self, "api_key", exchange.checked_key(self.api_key))
 
     @property
     def base(self) -> str:
         """Address that requests go to, without the path of one."""
-        trimmed = self.url.rstrip("/")
-        return trimmed if trimmed.endswith("/v1") else f"{trimmed}/v1"
+        return self.url if self.url.endswith("/v1") else f"{self.url}/v1"
+
+    @property
+    def shown(self) -> str:
+        """`base` as messages have it."""
+        return exchange.shown_address(self.base)
 
     def check(self) -> None:
         """Raises InputError where nobody answers, or the server does not have the model."""
-        if not self.url.startswith(("http://", "https://")):
-            raise InputError(f"--endpoint {self.url!r} is no address: it begins with http:// or https://.")
         try:
             # Less patience for an address where nobody has answered yet: a mistyped port is refused for ever.
-            asking = replace(self, attempts=min(3, self.attempts), timeout_seconds=30.0)
-            listed = asking._ask("/models", None, lambda reply: [str(entry["id"]) for entry in reply["data"]])
+            asking = replace(self, attempts=min(3, self.attempts), timeout_seconds=self.first_seconds)
+            listed = asking._ask("/models", None, _Models, lambda reply: [model.id for model in reply.data])
         except RunError as error:
             raise InputError(str(error)) from error
         if self.model not in listed:
-            raise InputError(f"{self.base} serves {', '.join(listed) or 'no model'}, not {self.model!r}: see --model.")
+            names = [self._said(name) for name in listed[:8]]
+            known = ", ".join(names) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
+            raise InputError(f"{self.shown} serves {known or 'no model'}, not {self.model!r}: see --model.")
+
+    def versioned(self) -> "Endpoint":
+        """The same with what the server says at `/version`, as vLLM does; "unknown" where it says nothing."""
+        asking, url = replace(self, timeout_seconds=self.first_seconds), self.base.removesuffix("/v1") + "/version"
+        with suppress(RunError, _MayPass):
+            said = asking._reply(url, None, _Version, lambda reply: self._said(reply.version))
+            return replace(self, version=said or self.version)
+        return self
+
+    @property
+    def first_seconds(self) -> float:
+        """Longest wait for what the server says of itself."""
+        return min(_FIRST_SECONDS, self.timeout_seconds)
 
     def prepare(self, name: str, protocol: Protocol, records: tuple[QuestionRecord, ...]) -> Prepared:
         """See `LocalModel.prepare`; only the server knows its window: it refuses what exceeds it."""
@@ -109,14 +177,10 @@ class Endpoint:
         )
 
     def stamp(self) -> dict[str, dict[str, Any]]:
-        """See `LocalModel.stamp`; the version is what the server says at `/version`, as vLLM does."""
-        try:
-            version = str(self._reply(self.base.removesuffix("/v1") + "/version", None, 30.0)["version"])
-        except (OSError, ValueError, KeyError, TypeError, HTTPException):
-            version = "unknown"
+        """See `LocalModel.stamp`."""
         return {
-            "model": {"name": self.model, "path": self.url, "hash": "unknown to the client"},
-            "engine": {"name": "endpoint", "version": version},
+            "model": {"name": self.model, "path": exchange.shown_address(self.url), "hash": "unknown to the client"},
+            "engine": {"name": "endpoint", "version": self.version},
         }
 
     def close(self) -> None:
@@ -161,7 +225,7 @@ class Endpoint:
                 if isinstance(outcome, RunError):
                     raise outcome
                 if outcome is None:
-                    raise RunError(f"a request to {self.base} ended in an unforeseen error, shown above.")
+                    raise RunError(f"a request to {self.shown} ended in an unforeseen error, shown above.")
                 on_response(index, member, outcome)
         finally:
             wanted.clear()
@@ -174,48 +238,73 @@ class Endpoint:
             path, body["prompt"] = "/completions", prompt
         else:
             path, body["messages"] = "/chat/completions", [asdict(message) for message in prompt]
-        return self._ask(path, body, _response)
+        return self._ask(path, body, _Completion, lambda reply: _response(reply, self.api_key))
 
-    def _ask(self, path: str, body: Mapping[str, Any] | None, read: Callable[[Any], T]) -> T:
+    def _ask(self, path: str, body: Mapping[str, Any] | None, kind: type[T], read: Callable[[T], R]) -> R:
         """The reply as `read` makes it, asked for until one can be read; raises RunError at once for a refusal."""
-        url, said = self.base + path, ""
-        failure: Exception | None = None
+        failure = _MayPass("")
         for number in range(1, self.attempts + 1):
-            pause = self.backoff_seconds * 2 ** (number - 1)
             try:
-                reply = self._reply(url, body, self.timeout_seconds)
-                return read(reply)
-            except urllib.error.HTTPError as error:
-                said, failure = f"status {error.code} {error.read(300).decode('utf-8', 'replace').strip()}", error
-                if error.code not in _PASSING_CLIENT_ERRORS and error.code < 500:
-                    raise RunError(f"{url} refused the request with {said}") from error
-                with suppress(ValueError):
-                    # A date, the header's other form, is not waited for.
-                    pause = max(pause, float(error.headers.get("Retry-After") or 0))
-            except (OSError, HTTPException) as error:
-                reason = getattr(error, "reason", None) or error
-                said, failure = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__, error
-            except ValueError as error:
-                said, failure = f"an answer that is not JSON ({error})", error
-            except (KeyError, IndexError, TypeError) as error:
-                said, failure = f"an unusable answer, {error!r} ({str(reply)[:200]})", error
+                return self._reply(self.base + path, body, kind, read)
+            except _MayPass as error:
+                failure = error
             if number < self.attempts:
-                wait = min(pause, _LONGEST_PAUSE_SECONDS)
-                self.note(f"{self.base}: {said}; attempt {number + 1} of {self.attempts} in {wait:.0f} s")
+                wait = min(max(self.backoff_seconds * 2 ** (number - 1), failure.pause), _LONGEST_PAUSE_SECONDS)
+                self.note(f"{self.shown}: {failure}; attempt {number + 1} of {self.attempts} in {wait:.0f} s")
                 time.sleep(wait)
         raise RunError(
-            f"{self.base} failed {self.attempts} times, last with: {said}. Is the server up, and --endpoint its "
+            f"{self.shown} failed {self.attempts} times, last with: {failure}. Is the server up, and --endpoint its "
             "address? Finished questions are kept: run the same command again once it answers."
         ) from failure
 
-    def _reply(self, url: str, body: Mapping[str, Any] | None, timeout: float) -> Any:
+    def _reply(self, url: str, body: Mapping[str, Any] | None, kind: type[T], read: Callable[[T], R]) -> R:
+        """One attempt. Raises RunError for a refusal, _MayPass for what may be gone the next time."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
-        if self.api_key:
-            # Not sent on to where a server redirects.
-            request.add_unredirected_header("Authorization", f"Bearer {self.api_key}")
-        with urllib.request.urlopen(request, timeout=timeout) as reply:
-            return json.load(reply)
+        max_bytes = _BYTES + _BYTES_PER_TOKEN * (body or {}).get("max_tokens", 0)
+        try:
+            reply = exchange.ask(url, data, key=self.api_key, seconds=self.timeout_seconds, max_bytes=max_bytes)
+        except exchange.Elsewhere as error:
+            raise RunError(
+                f"{self.shown} sends requests on to {self._said(str(error))}, and they go to --endpoint alone: name "
+                "that address if it is the right one."
+            ) from None
+        except exchange.TooLong:
+            raise RunError(
+                f"{self.shown} sends more than {max_bytes / 1e6:.1f} MB as one answer, more than --max-tokens can be: "
+                "is --endpoint its address?"
+            ) from None
+        except TimeoutError:
+            raise _MayPass(f"timed out: no whole answer in {self.timeout_seconds:g} s (see --timeout)") from None
+        except exchange.BadReply as error:
+            raise _MayPass(self._said(str(error))) from None
+        if not 200 <= reply.status < 300:
+            said = f"status {reply.status} {self._said(reply.body[:_LOOKED_AT].decode('utf-8', 'replace'))}".strip()
+            if reply.status not in _PASSING_CLIENT_ERRORS and reply.status < 500:
+                raise RunError(f"{exchange.shown_address(url)} refused the request with {said}")
+            failure = _MayPass(said)
+            with suppress(ValueError):
+                # A date, the header's other form, is not waited for.
+                failure.pause = float(reply.headers.get("Retry-After") or 0)
+            raise failure
+        try:
+            with _PARSING:
+                return read(msgspec.convert(json.loads(reply.body), kind))
+        except msgspec.ValidationError as error:
+            begin = self._said(reply.body[:_LOOKED_AT].decode("utf-8", "replace"))
+            raise _MayPass(f"an unusable answer ({self._said(str(error))}): {begin}") from None
+        except (ValueError, RecursionError) as error:
+            raise _MayPass(f"an answer that is not JSON ({self._said(str(error))})") from None
+
+    def _said(self, text: str) -> str:
+        """A server's text as it may be shown."""
+        return exchange.without_key(text[:_LOOKED_AT], self.api_key).strip()[:_SHOWN]
+
+
+class _MayPass(Exception):
+    """An attempt failed, in words; the next one may not."""
+
+    pause = 0.0
+    """Seconds that the server wants to be left alone."""
 
 
 def endpoint_prompt(name: str, question: Question) -> Prompt:
@@ -239,13 +328,17 @@ def _prompt_text(prompt: Prompt) -> str:
     return prompt if isinstance(prompt, str) else json.dumps([asdict(turn) for turn in prompt], ensure_ascii=False)
 
 
-def _response(reply: Any) -> Response:
-    choice = reply["choices"][0]
+def _response(reply: _Completion, key: str | None) -> Response:
+    choice = reply.choices[0]
+    if choice.message is None and choice.text is None:
+        raise msgspec.ValidationError("neither a message nor a text")
+    if choice.finish_reason not in _STOP_REASONS:
+        raise msgspec.ValidationError(f"finish_reason {choice.finish_reason!r}")
     # A thinking model cut off before its answer has no content.
-    text = (choice["message"]["content"] if "message" in choice else choice["text"]) or ""
-    num_tokens, reason = reply["usage"]["completion_tokens"], _STOP_REASONS[choice["finish_reason"]]
-    if type(num_tokens) is not int or num_tokens < 0 or not isinstance(text, str):
-        raise TypeError("tokens that are no number, or a text that is none")
+    text = (choice.text if choice.message is None else choice.message.content) or ""
+    if key and len(key) >= _SECRET:
+        text = text.replace(key, "***")
     # JSON may hold half a surrogate pair, a file may not.
     whole = text.encode("utf-8", "replace").decode("utf-8")
-    return Response(text=whole, num_tokens=num_tokens, stop_reason=reason, logprob=None)
+    reason = _STOP_REASONS[choice.finish_reason]
+    return Response(text=whole, num_tokens=reply.usage.completion_tokens, stop_reason=reason, logprob=None)

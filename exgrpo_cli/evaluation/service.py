@@ -24,6 +24,7 @@ from exgrpo_cli.evaluation.benchmarks import (
     own_benchmark,
 )
 from exgrpo_cli.evaluation.comparison import ResultTable, markdown
+from exgrpo_cli.evaluation.exchange import checked_address
 from exgrpo_cli.evaluation.models import ModelChoice, choose_model
 from exgrpo_cli.evaluation.results import ResultsFolder, Stamp, environment, grader_version, rescore, score_folder
 from exgrpo_cli.evaluation.sampling import Prepared, QuestionRecord, open_pool, sample_and_grade
@@ -52,6 +53,8 @@ class EvaluationRequest:
     seed: int = 0
     engine: str = "hf"
     endpoint: str | None = None
+    timeout: float | None = None
+    """Seconds that one whole answer of the endpoint may take."""
     data: Path | None = None
     second_graders: tuple[str, ...] = ()
     """Beside those that always stand beside the benchmark's own."""
@@ -126,8 +129,11 @@ def plan_evaluation(request: EvaluationRequest) -> EvaluationPlan:
             raise InputError("--endpoint needs --model: the name under which the server serves it.")
         if request.tensor_parallel > 1:
             raise InputError("--tensor-parallel needs a model loaded here: a server is started with its own.")
+        checked_address(request.endpoint)
         choice, name = None, request.model
     else:
+        if request.timeout is not None:
+            raise InputError("--timeout is for the answers of --endpoint: leave it out.")
         choice = choose_model(request.model)
         name = choice.name
     file_name = re.sub(r"[^A-Za-z0-9._@+-]+", "--", name).strip("-.")
@@ -162,9 +168,10 @@ def _open_asker(plan: EvaluationPlan, note: Callable[[str], None]) -> "Asker":
     request = plan.request
     if plan.choice is None:
         key, url = os.environ.get("OPENAI_API_KEY"), str(request.endpoint)
-        endpoint = Endpoint(url=url, model=plan.model, api_key=key, note=throttled(note))
+        waits: dict[str, Any] = {} if request.timeout is None else {"timeout_seconds": request.timeout}
+        endpoint = Endpoint(url=url, model=plan.model, api_key=key, note=throttled(note), **waits)
         endpoint.check()
-        return endpoint
+        return endpoint.versioned()
     from exgrpo_cli.evaluation.local import LocalModel
 
     names = ("engine", "device", "threads", "tensor_parallel")

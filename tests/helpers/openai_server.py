@@ -7,15 +7,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Reply = tuple[int, Any] | tuple[int, Any, Mapping[str, str]]
-"""Status, body (bytes as they are, anything else as JSON), headers."""
+"""Status, body (bytes as they are, a function that writes to the connection itself, else JSON), headers."""
 Answer = Callable[[str, dict[str, Any], int], Reply]
-"""(path, body, times the same body was seen before) to the reply."""
+"""(path, body, times the same body was seen before) to the reply; of a GET the body is empty."""
+
+
+def about(path: str, body: dict[str, Any], before: int) -> Reply:
+    return 200, {"data": [{"id": "recorded"}], "version": "9.9"}
 
 
 class Server:
     """Serves the model `recorded`, and remembers every body and every `Authorization`; a context manager."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, about: Answer = about) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         lock = threading.Lock()
@@ -23,7 +27,7 @@ class Server:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 outer.keys.append(self.headers["Authorization"])
-                self.reply(200, {"data": [{"id": "recorded"}], "version": "9.9"})
+                self.reply(*about(self.path, {}, len(outer.keys) - 1))
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -33,8 +37,10 @@ class Server:
                 self.reply(*answer(self.path, body, before))
 
             def reply(self, status: int, value: Any, headers: Mapping[str, str] | None = None) -> None:
-                data = value if isinstance(value, bytes) else json.dumps(value).encode()
                 try:
+                    if callable(value):
+                        return value(self.wfile.write)
+                    data = value if isinstance(value, bytes) else json.dumps(value).encode()
                     self.send_response(status)
                     for name, text in {"Content-Length": str(len(data)), **(headers or {})}.items():
                         self.send_header(name, text)

@@ -1,0 +1,204 @@
+"""One request to a server that is not trusted: so many bytes and seconds at most, and no way to another server.
+
+The bounds hold for the reply as a whole, head and body, however slowly or endlessly it comes. What goes with a request
+(questions, a key) reaches the server that the user named and no other.
+"""
+
+import base64
+import io
+import re
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from functools import partial
+from http.client import HTTPException, HTTPResponse
+from typing import Any, NamedTuple
+
+from exgrpo_cli.base.errors import InputError
+
+_LEAST_PIECE = 6
+"""Characters of a key that tell of it."""
+_LONGEST_PART = 16
+"""Characters of a part of an address; a longer one may be a key."""
+
+
+class Reply(NamedTuple):
+    """Status, headers by name, and the body."""
+
+    status: int
+    headers: Any
+    body: bytes
+
+
+class TooLong(Exception):
+    """A reply has more bytes than it may have."""
+
+
+class Elsewhere(Exception):
+    """A reply sends the request on to where it must not go."""
+
+
+class BadReply(Exception):
+    """A reply is no HTTP, or there is none; `reason` says why."""
+
+
+def checked_address(url: str) -> str:
+    """An address without a closing `/`.
+
+    Raises InputError unless it is one of http or https with a host and, where it has one, a port, and nothing else: a
+    key in it would be stored and shown with it.
+    """
+    if re.search("[@?#]", url):
+        raise InputError(
+            "--endpoint holds more than an address (a user before an @, or a part from ? or # on): leave it out, and "
+            "put a key into OPENAI_API_KEY."
+        )
+    try:
+        parts = urllib.parse.urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address or re.search(r"[^!-~]", url):
+        raise InputError(
+            f"--endpoint {shown_address(url)!r} is no address: it begins with http:// or https://, as in "
+            "http://localhost:8000."
+        )
+    return url.rstrip("/")
+
+
+def shown_address(url: str) -> str:
+    """An address as it may be stored and shown: a long part of its path, which may be a key, is left out."""
+    begin, slashes, rest = url.partition("://")
+    host, *path = rest.split("/")
+    return "/".join([begin + slashes + host, *(part if len(part) < _LONGEST_PART else "***" for part in path)])
+
+
+def checked_key(key: str | None) -> str | None:
+    """A key without white space around it; raises InputError where no header can hold it, without showing it."""
+    key = (key or "").strip()
+    if not re.fullmatch(r"[ -~]*", key):
+        raise InputError("OPENAI_API_KEY holds a character that no header may hold: set it again.")
+    return key or None
+
+
+def without_key(text: str, key: str | None) -> str:
+    """A server's text without the key or a piece of it, plain or in a usual code, and without control characters."""
+    text = "".join(char if char.isprintable() else " " if char.isspace() else "?" for char in text)
+    hidden = bytearray(len(text))
+    for form in _forms(key) if key else ():
+        size = min(len(form), _LEAST_PIECE)
+        for piece in {form[at : at + size] for at in range(len(form) - size + 1)}:
+            for found in re.finditer(f"(?={re.escape(piece)})", text, re.IGNORECASE):
+                hidden[found.start() : found.start() + size] = b"\x01" * size
+    return re.sub("\0+", "***", "".join("\0" if hide else char for char, hide in zip(text, hidden, strict=True)))
+
+
+def _forms(key: str) -> set[str]:
+    """The key as it is, in hexadecimal digits, in an address, and in base64 after any number of bytes."""
+    codes = (base64.b64encode(b" " * shift + key.encode()).decode()[(0, 2, 3)[shift] : -4] for shift in range(3))
+    return {key, key.encode().hex(), urllib.parse.quote(key, safe=""), *(code for code in codes if code)}
+
+
+def ask(url: str, body: bytes | None, *, key: str | None, seconds: float, max_bytes: int) -> Reply:
+    """The whole reply to a GET, or with a `body` to a POST of JSON, whatever its status.
+
+    Raises Elsewhere for a redirect that leaves the server (scheme, host and port), and for any of a POST; TooLong,
+    TimeoutError or BadReply where there is no whole reply within the bounds.
+    """
+    limits = _Limits(time.monotonic() + seconds, max_bytes)
+    request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
+    if key:
+        # Goes along where the server redirects: that can only be to itself.
+        request.add_header("Authorization", f"Bearer {key}")
+    opener = urllib.request.build_opener(_SameServer, _BoundedHTTP(limits), _BoundedHTTPS(limits))
+    try:
+        try:
+            reply = opener.open(request, timeout=seconds)
+        except urllib.error.HTTPError as error:
+            reply = error
+        return Reply(reply.status, reply.headers, reply.read(max_bytes))
+    except (OSError, HTTPException, ValueError) as error:
+        # Its own words hold the server's, and would be shown by `--debug`.
+        reason = getattr(error, "reason", None) or error
+        if isinstance(reason, TimeoutError):
+            raise TimeoutError from None
+        raise BadReply(getattr(reason, "strerror", None) or str(reason) or type(reason).__name__) from None
+    finally:
+        for opened in limits.replies:
+            opened.close()
+
+
+class _Limits:
+    """Moment at which a reply must have come, and bytes that are left to it."""
+
+    def __init__(self, until: float, left: int) -> None:
+        self.until, self.left = until, left
+        self.replies: list[HTTPResponse] = []
+
+
+class _BoundedBytes(io.RawIOBase):
+    """Bytes of a socket, within limits."""
+
+    def __init__(self, sock: Any, raw: Any, limits: _Limits) -> None:
+        self._sock, self._raw, self._limits = sock, raw, limits
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read what there is. Raises TimeoutError or TooLong at a limit."""
+        seconds = self._limits.until - time.monotonic()
+        if seconds <= 0:
+            raise TimeoutError
+        self._sock.settimeout(seconds)
+        count: int = self._raw.readinto(buffer)
+        self._limits.left -= count
+        if self._limits.left < 0:
+            raise TooLong
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Response(HTTPResponse):
+    def __init__(self, sock: Any, *given: Any, limits: _Limits, **named: Any) -> None:
+        super().__init__(sock, *given, **named)
+        self.fp = io.BufferedReader(_BoundedBytes(sock, self.fp.detach(), limits))
+        limits.replies.append(self)
+
+
+class _Bounded:
+    """Mixed into a handler: its connections read within limits."""
+
+    def __init__(self, limits: _Limits) -> None:
+        super().__init__()
+        self._limits = limits
+
+    def do_open(self, http_class: Any, request: Any, **given: Any) -> Any:
+        """See `AbstractHTTPHandler.do_open`."""
+
+        def connect(*places: Any, **named: Any) -> Any:
+            connection = http_class(*places, **named)
+            connection.response_class = partial(_Response, limits=self._limits)
+            return connection
+
+        return super().do_open(connect, request, **given)  # type: ignore[misc]
+
+
+class _BoundedHTTP(_Bounded, urllib.request.HTTPHandler): ...  # type: ignore[misc]
+
+
+class _BoundedHTTPS(_Bounded, urllib.request.HTTPSHandler): ...  # type: ignore[misc]
+
+
+class _SameServer(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, request: Any, reply: Any, code: int, said: str, headers: Any, url: str) -> Any:
+        """See `HTTPRedirectHandler`. Raises Elsewhere."""
+        # Taken apart as the request itself will be; behind a proxy a request's own host is the proxy.
+        before, after = (urllib.request.Request(each) for each in (request.full_url, url))
+        if request.data is not None or (before.type, before.host) != (after.type, after.host):
+            raise Elsewhere(url)
+        return super().redirect_request(request, reply, code, said, headers, url)
