@@ -93,8 +93,8 @@ def ablate(
     from exgrpo_cli.studies.schedule import compare, jobs_of, script, slurm_settings, time_to_go
 
     study = options.request().plan()
-    settings, to_go = slurm_settings(options.config), time_to_go(study, jobs_of(study, jobs))
-    slurm = settings if launcher == "slurm" else None
+    to_go = time_to_go(study, jobs_of(study, jobs))
+    slurm = slurm_settings(options.config, allow_code=options.allow_code) if launcher == "slurm" else None
     if dry_run:
         cli.print_json(study.describe()) if speech.json else _print_runs(study, to_go)
         if slurm is not None:

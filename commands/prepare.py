@@ -123,7 +123,7 @@ def _prepare_pool(source: str, options: PrepareSettings, speech: cli.Speech, *, 
     """Rollouts logged elsewhere as a folder for `train --replay-from`."""
     from exgrpo_cli.base.reporter import make_reporter
     from exgrpo_cli.config.layers import build_config
-    from exgrpo_cli.config.settings import to_toml
+    from exgrpo_cli.config.settings import Author, to_toml
     from exgrpo_cli.questions.files import stem_of
     from exgrpo_cli.questions.prepare import DATA_FOLDER
     from exgrpo_cli.runs.folder import RunFolder
@@ -138,7 +138,7 @@ def _prepare_pool(source: str, options: PrepareSettings, speech: cli.Speech, *, 
         # Without a source the questions are those that a run would take.
         options=cli.option_layer({"run.seed": options.seed, "data.train": None if source == "arithmetic" else source}),
         assignments=options.assignments or [],
-        allow_code=options.allow_code,
+        files=Author.of_file(options.allow_code),
     )
     output = options.output or DATA_FOLDER / f"{stem_of(options.experience)}-pool"
     if dry_run:

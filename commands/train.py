@@ -165,7 +165,8 @@ def _launch(start: "RunStart", options: TrainOptions, speech: cli.Speech, *, dry
         if given:
             raise InputError(f"{name} is for this host: leave it out; [slurm] of --config says what it asks for.")
     check_start(start)
-    study, settings = study_of_one(start.config, start.folder), slurm_settings(options.config)
+    study = study_of_one(start.config, start.folder)
+    settings = slurm_settings(options.config, allow_code=options.allow_code)
     if dry_run:
         cli.write_data(script(study, settings), end="")
         return

@@ -144,12 +144,14 @@ def train(
     method: str | None = None,
     settings: Mapping[str, Any] | None = None,
     resume: bool = False,
+    allow_code: bool = False,
     on_step: Callable[[Line], object] | None = None,
     on_note: Callable[[str], object] | None = None,
 ) -> Run:
     """Train in this process and return the run, finished or stopped with its state saved.
 
     `settings` are by "section.key", as for `--set`; what is not named is as `exgrpo train` has it, one rank alone.
+    `allow_code` lets a method's file and a resumed run of somebody else name functions to run.
     `on_step` is told every step's line, and stops the run after this step by returning True (in the main thread);
     `on_note` is told what the command would say. Raises InputError before work starts, RunError where it stops under
     way; what a callback raises ends the run, which `resume` goes on with from its newest checkpoint.
@@ -159,7 +161,7 @@ def train(
 
     layer = _layer({"run.nproc": 1, **(settings or {})})
     request = core.RunRequest(
-        backbone=backbone, method=method, options=layer, output=Path(output), resume=resume, allow_code=True
+        backbone=backbone, method=method, options=layer, output=Path(output), resume=resume, allow_code=allow_code
     )
     start = core.plan_start(request)
     try:

@@ -301,7 +301,7 @@ def run_ranks(arguments: Sequence[str], num_ranks: int, hosts: Hosts | None = No
         for local in range(num_ranks):
             own = {name: str(value) for name, value in (world | {"RANK": first + local, "LOCAL_RANK": local}).items()}
             # A session of its own: a terminal's Ctrl-C comes from here, once.
-            command = [sys.executable, *arguments]
+            command = [sys.executable, "-P", *arguments]
             ranks.append(subprocess.Popen(command, env=os.environ | own, start_new_session=True))
         while not any(codes := [rank.poll() for rank in ranks]) and None in codes:
             time.sleep(POLL_SECONDS)

@@ -9,7 +9,7 @@ import pytest
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.names import BUILT_IN
-from exgrpo_cli.config.settings import Config, to_toml
+from exgrpo_cli.config.settings import Author, Config, to_toml
 from exgrpo_cli.presets import load_preset, preset_names, preset_settings
 
 PUBLISHED = ("llama-8b", "llama-8b-instruct", "luffy-7b", "qwen-7b-instruct", "qwen-math-1.5b", "qwen-math-7b")
@@ -107,11 +107,13 @@ def test_a_method_of_ones_own_is_a_file(tmp_path):
     assert (config.run.method, config.replay.ratio, config.objective.clip_high) == ("mine", 0.25, 0.28)
     assert saved_and_read(config, tmp_path) == config
     file.write_text('[replay]\nmetric = "python:mine:f"\n')
-    with pytest.raises(InputError, match=r"runs code of yours \(replay.metric = 'python:mine:f'\): add --allow-code"):
+    with pytest.raises(
+        InputError, match=r"mine.toml: replay.metric = 'python:mine:f' would run code of .*add --allow-code"
+    ):
         build_config(method=str(file))
-    assert build_config(method=str(file), allow_code=True).replay.metric == "python:mine:f"
+    assert build_config(method=str(file), files=Author.USER).replay.metric == "python:mine:f"
     file.write_text('[published.replay]\nmetric = "python:mine:f"\n')
-    with pytest.raises(InputError, match=r"runs code of yours \(replay.metric = 'python:mine:f'\)"):
+    with pytest.raises(InputError, match=r"base of mine: replay.metric = 'python:mine:f' would run code"):
         build_config(method=str(file), as_published=True)
 
 

@@ -63,6 +63,15 @@ def nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
     return f" Known: {', '.join(sorted(known))}."
 
 
+def shown(value: object) -> str:
+    """A value as an error shows it: on one line, not too long, whatever it is."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
+
+
 def first_line(error: BaseException) -> str:
     """Message of a library's error, without the pages some add to it; its type where there is none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,15 +1,14 @@
 """Layers that make a run's configuration: presets, a file, options and assignments, in that order of strength."""
 
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from exgrpo_cli.base.errors import InputError, nearest
-from exgrpo_cli.config.names import TINY_TASKS, is_gguf, named_functions, origin
+from exgrpo_cli.config.names import HUB_ID, TINY_TASKS, is_gguf
 from exgrpo_cli.config.sections.data import DataSettings
-from exgrpo_cli.config.settings import Config, Layer, parse_assignments, resolve
+from exgrpo_cli.config.settings import Author, Config, Layer, Written, parse_assignments, parse_toml, resolve
 from exgrpo_cli.presets import NO_SETTINGS, load_preset, preset_names, preset_settings
 
 DEFAULT_METHOD = "exgrpo"
@@ -17,7 +16,8 @@ TINY = "tiny"
 """The default backbone, and the only one that a regime's start and lengths are measured for."""
 JOB = "slurm"
 """Table of a configuration file that is about a cluster's jobs and no part of any run's settings."""
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+MOST_BYTES = 4 << 20
+"""Longest file of settings."""
 _CHOSEN_BY_OPTION = {"run.method": "--method", "run.regime": "--regime", "backbone.name": "--backbone"}
 
 
@@ -29,45 +29,48 @@ def build_config(
     config_file: Path | None = None,
     options: Layer | None = None,
     assignments: Sequence[str] = (),
+    stated: Sequence[Written] = (),
     as_published: bool = False,
-    allow_code: bool = False,
+    files: Author = Author.FILE,
 ) -> Config:
     """Resolve defaults < backbone < regime < method preset < config file < options < `--set` into one Config.
 
     `method` is a preset, or a TOML file of settings, whose name without suffix becomes the method's. `as_published`
-    adds what the method's paper changed besides its replay, the `[published]` table. `allow_code` lets a method's file
-    name functions to run (`python:module:function`). `regime` is a preset that names a task, a start and lengths for
-    the tiny backbone.
+    adds what the method's paper changed besides its replay, the `[published]` table. `regime` is a preset that names a
+    task, a start and lengths for the tiny backbone. `stated` are layers of others above all: a claim's. `files` is who
+    answers for what `config_file` and a method's file say.
 
     `backbone` is a preset, a local Hugging Face folder or a hub id; without one, the file's, then `tiny`. A folder or
     an id keeps the defaults of the settings, and its last path part becomes the backbone's name. `config_file` may be
     a run folder's `config.toml`: that holds every setting, so the result equals the configuration of that run.
 
     Raises InputError for an unreadable file, an unknown preset, key or value, for a backbone, method or regime that
-    contradicts the one in the file, for a regime with another backbone than `tiny`, and where the file, not the command
-    line, names a function of the user and `allow_code` is off: whoever wrote the file would choose what runs here.
+    contradicts the one in the file, for a regime with another backbone than `tiny`, and where a file that nobody
+    answers for, not the command line, names a function: whoever wrote the file would choose what runs here.
     """
     file_layer = {name: part for name, part in (read_config(config_file) if config_file else {}).items() if name != JOB}
-    given = [("options", options or {}), ("--set", _checked_assignments(assignments))]
-    chosen = read_method(method, allow_code=allow_code) if method is not None else None
+    chosen = read_method(method) if method is not None else None
     own_name = chosen.name if chosen else None
     name = _agreed("--method", own_name, _text(file_layer, "run.method"), config_file) or DEFAULT_METHOD
     if chosen is None and name not in preset_names("methods") and {"replay", "objective"} <= set(file_layer):
         # A configuration made of a method's file holds all of its settings.
-        chosen = Method(name, {}, {})
+        chosen = Method(name, {}, {}, f"method {name}")
     chosen = chosen or read_method(name)
     if regime == "":
         # In a file it says that a run has none.
         load_preset("regimes", regime)
     regime = _agreed("--regime", regime, _text(file_layer, "run.regime"), config_file) or ""
+    of_method = files if chosen.is_file else Author.PRESET
     layers = [
-        ("backbone", _backbone_layer(backbone, file_layer, config_file)),
-        (f"regime {regime}", preset_settings("regimes", regime) if regime else {}),
-        (f"method {name}", chosen.settings),
-        (f"published base of {name}", chosen.published if as_published else {}),
-        ("method", {"run": {"method": name, "regime": regime}}),
-        (str(config_file), file_layer),
-        *given,
+        Written("backbone", _backbone_layer(backbone, file_layer, config_file), Author.PRESET),
+        Written(f"regime {regime}", preset_settings("regimes", regime) if regime else {}, Author.PRESET),
+        Written(chosen.where, chosen.settings, of_method),
+        Written(f"published base of {name}", chosen.published if as_published else {}, of_method),
+        Written("method", {"run": {"method": name, "regime": regime}}, Author.PRESET),
+        Written(str(config_file), file_layer, files),
+        Written("options", options or {}, Author.USER),
+        Written("--set", checked_assignments(assignments), Author.USER),
+        *stated,
     ]
     if as_published and not chosen.published:
         raise InputError(
@@ -80,8 +83,6 @@ def build_config(
             f"--regime {regime} is a start of the {TINY} backbone, not of {config.backbone.name}: leave one of them "
             "out."
         )
-    if not allow_code:
-        _refuse_code(config_file, file_layer, [layer for _, layer in given])
     return config
 
 
@@ -92,13 +93,15 @@ class Method(NamedTuple):
     settings: Layer
     published: Layer
     """Settings by section that its paper changed besides its replay."""
+    where: str
+    """The method as errors name it."""
+    is_file: bool = False
 
 
-def read_method(method: str, *, allow_code: bool = False) -> Method:
+def read_method(method: str) -> Method:
     """A method by the name of its preset, or by its file.
 
-    Raises InputError for an unknown preset, a file that cannot be read, and one that names functions to run, unless
-    `allow_code`.
+    Raises InputError for an unknown preset and a file that cannot be read.
     """
     is_file = method.endswith(".toml")
     content = read_config(Path(method)) if is_file else load_preset("methods", method)
@@ -107,11 +110,9 @@ def read_method(method: str, *, allow_code: bool = False) -> Method:
     if is_file and name in preset_names("methods"):
         raise InputError(f"--method {method}: a preset is called {name} too: give the file another name.")
     published = content.get("published", {})
-    functions = named_functions(settings) | named_functions(published)
-    if functions and not allow_code:
-        named = ", ".join(f"{name} = {value!r}" for name, value in functions.items())
-        raise InputError(f"--method {method} runs code of yours ({named}): add --allow-code to let it.")
-    return Method(name, settings, published)
+    if not isinstance(published, dict):
+        raise InputError(f"{method}: [published] is a table of sections of settings.")
+    return Method(name, settings, published, method if is_file else f"method {name}", is_file)
 
 
 def read_config(file: Path) -> dict[str, Any]:
@@ -120,7 +121,12 @@ def read_config(file: Path) -> dict[str, Any]:
     Raises InputError naming the file, and the line where it is not TOML.
     """
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        with file.open("rb") as opened:
+            content = opened.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise InputError(f"{file} is longer than the {MOST_BYTES} bytes of a file of settings.")
+        # Editors of Windows begin a file with a byte order mark.
+        return parse_toml(content.decode("utf-8-sig"), str(file))
     except OSError as error:
         raise InputError(f"cannot read the configuration {file}: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -143,7 +149,7 @@ def _backbone_layer(backbone: str | None, file_layer: Layer, config_file: Path |
         return {**layer, "backbone": {**layer.get("backbone", {}), "name": name}}
     folder = Path(backbone)
     local = backbone != "" and (folder.is_dir() or (folder.is_file() and is_gguf(backbone)))
-    if not local and not _HUB_ID.fullmatch(backbone):
+    if not local and not HUB_ID.fullmatch(backbone):
         raise InputError(
             f"backbone {backbone!r} is neither a preset, nor a folder, nor a GGUF file, nor a hub id (owner/name)."
             f"{nearest(backbone, presets)}"
@@ -166,31 +172,21 @@ def run_label(run: Path) -> str:
     return "/".join(run.parts[-3:]) if in_study else run.name
 
 
-def _refuse_code(file: Path | None, file_layer: Layer, given: Sequence[Layer]) -> None:
-    for name, value in named_functions(file_layer).items():
-        section, key = name.split(".")
-        if not any(key in layer.get(section, {}) for layer in given):
-            raise InputError(
-                f"{file}: {name} = {value!r} would run code of {origin(name, value)}. If you trust it, add "
-                "--allow-code."
-            )
-
-
-def _with_derived_defaults(layers: list[tuple[str, Layer]]) -> list[tuple[str, Layer]]:
+def _with_derived_defaults(layers: list[Written]) -> list[Written]:
     """The layers, with the defaults that follow where one changes the training set alone.
 
     Held-out questions belong to the set they were named for and become `auto`; the tiny backbone starts from traces of
     the task, where it can.
     """
     train, result = DataSettings().train, []
-    for name, layer in layers:
+    for where, layer, author in layers:
         data = layer.get("data")
         if isinstance(data, Mapping) and data.get("train", train) != train:
             train = data["train"]
             layer = {**layer, "data": {"heldout": "auto", **data}}
             if train in TINY_TASKS:
                 layer["tiny"] = {"task": train, **layer.get("tiny", {})}
-        result.append((name, layer))
+        result.append(Written(where, layer, author))
     return result
 
 
@@ -208,7 +204,8 @@ def _text(layer: Layer, name: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _checked_assignments(assignments: Sequence[str]) -> Layer:
+def checked_assignments(assignments: Sequence[str]) -> Layer:
+    """The layer of `--set` texts. Raises InputError for one of another form, and for what has an option of its own."""
     layer = parse_assignments(assignments)
     for name, option in _CHOSEN_BY_OPTION.items():
         section, key = name.split(".")

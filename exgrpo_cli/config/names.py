@@ -4,6 +4,7 @@ A function of the user is named `python:module:function`: metrics, samplers, pri
 """
 
 import importlib
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -30,6 +31,10 @@ OFFERED = {"replay.metric": "candidates", "replay.sampler": "buckets", "replay.p
 """First argument of a function of the user, one result for each."""
 
 
+HUB_ID = re.compile(r"(?!.*(?:--|\.\.))\w(?:[\w.-]{0,94}\w)?/\w(?:[\w.-]{0,94}\w)?", re.ASCII)
+"""Form of a hub id, `owner/name`, as the hub has it."""
+
+
 def is_made(source: str) -> bool:
     """Whether the program makes the questions of a source itself."""
     return source in BUILT_IN or source.startswith(GYM)
@@ -45,12 +50,17 @@ def is_gguf(source: str) -> bool:
     return source.lower().endswith(".gguf")
 
 
+def is_function(value: Any) -> bool:
+    """Whether a setting's value names a function of the user."""
+    return isinstance(value, str) and value.startswith(PREFIX)
+
+
 def named_functions(settings: Any) -> dict[str, str]:
     """{section.key: value} of the settings, a configuration or tables of one, that name a function of the user."""
     tables = settings if isinstance(settings, Mapping) else asdict(settings)
     tables = {name: table for name, table in tables.items() if isinstance(table, Mapping)}
     values = {f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()}
-    return {name: value for name, value in values.items() if isinstance(value, str) and value.startswith(PREFIX)}
+    return {name: value for name, value in values.items() if is_function(value)}
 
 
 def check_functions(config: Any) -> None:
@@ -111,7 +121,10 @@ def origin(setting: str, value: str) -> str:
     """Origin of what `load_function` would import, without importing it: a file, or what Python says instead of one."""
     module_name, _ = _parts(setting, value)
     # Of a dotted name the package alone: looking further would import it.
-    spec = find_spec(module_name.partition(".")[0])
+    try:
+        spec = find_spec(module_name.partition(".")[0])
+    except ValueError:
+        spec = None
     return "nowhere to be found" if spec is None else str(spec.origin)
 
 

@@ -8,9 +8,11 @@ import tomllib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from enum import Enum
+from typing import Any, Literal, NamedTuple
 
-from exgrpo_cli.base.errors import InputError, nearest
+from exgrpo_cli.base.errors import InputError, first_line, nearest, shown
+from exgrpo_cli.config.names import is_function, origin
 from exgrpo_cli.config.sections import check
 from exgrpo_cli.config.sections import data as questions
 from exgrpo_cli.config.sections import run as runs
@@ -21,6 +23,35 @@ from exgrpo_cli.replay.refill import Refill
 from exgrpo_cli.replay.replace import Replace
 
 Layer = Mapping[str, Any]
+MOST_INTEGER = 2**63 - 1
+"""Greatest whole number of a setting."""
+
+
+class Author(Enum):
+    """Author of settings, who decides whether they may run code: a `python:` function, lines of a job's script."""
+
+    USER = "typed, or of a file or run that the user vouches for"
+    PRESET = "shipped with the program"
+    FILE = "of a file, whoever wrote it: may run nothing"
+    READ = "of a file that is looked at: whoever reads it calls none of its functions"
+
+    @classmethod
+    def of_file(cls, allow_code: bool) -> "Author":
+        """Author of a file, for which `--allow-code` vouches."""
+        return cls.USER if allow_code else cls.FILE
+
+
+class Written(NamedTuple):
+    """Settings with where they stand, as errors name it, and who wrote them."""
+
+    where: str
+    settings: Any
+    """{section: {key: value}} of a layer, {key: value} of a section."""
+    author: Author = Author.FILE
+
+
+Tables = Sequence[Written | tuple[str, Any]]
+"""From the weakest to the strongest; without an author they are a file's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,49 +156,52 @@ def contradictions(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     )
 
 
-def resolve(layers: Sequence[tuple[str, Layer]]) -> Config:
-    """Merge (name of the layer, {section: {key: value}}) from weakest to strongest into a validated Config.
+def resolve(layers: Tables) -> Config:
+    """Merge layers from weakest to strongest into a validated Config.
 
-    Raises InputError naming the layer, the key and the nearest valid one.
+    Raises InputError naming the layer, the key and the nearest valid one, and for code where a file's value stands.
     """
-    for where, layer in layers:
+    written = [Written(*layer) for layer in layers]
+    for where, layer, _ in written:
         if unknown := [section for section in layer if section not in SECTIONS]:
             raise InputError(f"{where}: unknown section {unknown[0]!r}.{nearest(unknown[0], list(SECTIONS))}")
     sections = {}
     for name, kinds in SECTIONS.items():
-        sections[name] = read_section(name, kinds, [(where, layer[name]) for where, layer in layers if name in layer])
+        tables = [layer._replace(settings=layer.settings[name]) for layer in written if name in layer.settings]
+        sections[name] = read_section(name, kinds, tables)
     return Config(**sections)
 
 
-def read_section(section: str, kinds: tuple[type, ...], tables: Sequence[tuple[str, Any]]) -> Any:
-    """One section from its tables (name of the layer, {key: value}), the weakest first.
+def read_section(section: str, kinds: tuple[type, ...], tables: Tables) -> Any:
+    """One section from its tables, the weakest first.
 
     Of several `kinds` the tables pick one, by the key that is a single Literal in each (`composition`); the first
     without it. Where a stronger table picks another kind, keys of the one before go with it; a section that is not
     `enabled` reads none of the keys that other kinds have. Raises InputError naming the table, the key and the nearest
-    valid one, or the kinds that have it.
+    valid one, or the kinds that have it; and for a value that runs code where a file's stands.
     """
     selector = _selector(kinds[0])
     named = {_options(_hints(kind)[selector])[0]: kind for kind in kinds} if selector else {}
     picked = [kinds[0]]
-    merged: dict[str, tuple[Any, str, type]] = {}
-    for where, table in tables:
+    merged: dict[str, tuple[Any, str, Author, type]] = {}
+    for where, table, author in (Written(*each) for each in tables):
         if not isinstance(table, Mapping):
             raise InputError(f"{where}: {section!r} is a section; write {section}.<key> = value.")
         if selector in table and table[selector] not in named:
-            instead = nearest(str(table[selector]), list(named))
-            raise InputError(f"{where}: {section}.{selector} = {table[selector]!r} is not known.{instead}")
+            instead = nearest(shown(table[selector]), list(named))
+            raise InputError(f"{where}: {section}.{selector} = {shown(table[selector])} is not known.{instead}")
         picked.append(named.get(table.get(selector), picked[-1]))
-        merged |= {key: (value, where, picked[-1]) for key, value in table.items()}
+        merged |= {key: (value, where, author, picked[-1]) for key, value in table.items()}
     kind, values = picked[-1], {}
     hints, enabled = _hints(kind), merged["enabled"][0] if "enabled" in merged else True
-    for key, (value, where, own) in merged.items():
+    for key, (value, where, author, own) in merged.items():
         having = [each for each in kinds if key in _hints(each)]
         takers = [each for each in having if value in _options(_hints(each)[key])]
         if key in hints and (not takers or kind in takers):
             values[key] = convert(value, hints[key], f"{where}: {section}.{key}")
+            _refuse_code(kind, f"{section}.{key}", value, where, author)
         elif key in hints:
-            raise InputError(f"{where}: {section}.{key} = {value!r} is not known.{_belongs(takers, kind)}")
+            raise InputError(f"{where}: {section}.{key} = {shown(value)} is not known.{_belongs(takers, kind)}")
         elif own not in having and not (having and enabled is False):
             known = [f"{section}.{name}" for name in dict.fromkeys(name for each in kinds for name in _hints(each))]
             instead = _belongs(having, kind) if having else nearest(f"{section}.{key}", known)
@@ -175,6 +209,19 @@ def read_section(section: str, kinds: tuple[type, ...], tables: Sequence[tuple[s
     settings = kind(**values)
     check(section, settings)
     return settings
+
+
+def _refuse_code(kind: type, name: str, value: Any, where: str, author: Author) -> None:
+    """Raise InputError where a file's value would run code: the one place that asks who wrote it."""
+    if author is not Author.FILE:
+        return
+    if is_function(value):
+        runs = f"code of {origin(name, value)}"
+    elif value and next(each for each in fields(kind) if name.endswith(f".{each.name}")).metadata.get("runs"):
+        runs = "it as shell commands"
+    else:
+        return
+    raise InputError(f"{where}: {name} = {shown(value)} would run {runs}. If you trust it, add --allow-code.")
 
 
 def _belongs(having: Sequence[type], kind: type) -> str:
@@ -201,38 +248,61 @@ def _hints(kind: type) -> dict[str, Any]:
 
 def convert(value: Any, kind: Any, where: str) -> Any:
     """Check one TOML value against a field's type; integers are accepted for floats, lists for tuples."""
-    origin = typing.get_origin(kind)
-    if origin is Literal:
+    form = typing.get_origin(kind)
+    if isinstance(value, int) and abs(value) > MOST_INTEGER:
+        raise InputError(f"{where} = {shown(value)} is out of range: use a whole number of at most {MOST_INTEGER}.")
+    if form is Literal:
         options = typing.get_args(kind)
         if value not in options:
-            raise InputError(f"{where} = {value!r} is not known.{nearest(str(value), [str(o) for o in options])}")
+            raise InputError(
+                f"{where} = {shown(value)} is not known.{nearest(shown(value), [str(o) for o in options])}"
+            )
         return value
-    if origin is tuple:
+    if form is tuple:
         if not isinstance(value, list | tuple):
-            raise InputError(f"{where} = {value!r} must be a list.")
+            raise InputError(f"{where} = {shown(value)} must be a list.")
         return tuple(convert(item, typing.get_args(kind)[0], where) for item in value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-        raise InputError(f"{where} = {value!r} must be {names[kind]}, not {type(value).__name__}.")
+        raise InputError(f"{where} = {shown(value)} must be {names[kind]}, not {type(value).__name__}.")
     return value
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Turn `--set section.key=value` texts into a layer; values are TOML, a bare word is text."""
+    """Turn `--set section.key=value` texts into a layer; values are TOML, a bare word is text.
+
+    Raises InputError for a text of another form, or that goes on after its value.
+    """
     layer: dict[str, dict[str, Any]] = {}
     for text in assignments:
         name, equals, raw = text.partition("=")
         section, dot, key = name.strip().partition(".")
         if not (equals and dot and section and key):
-            raise InputError(f"--set {text!r} is not of the form section.key=value.")
+            raise InputError(f"--set {shown(text)} is not of the form section.key=value.")
         try:
-            value = tomllib.loads(f"value = {raw.strip()}")["value"]
+            table = parse_toml(f"value = {raw.strip()}", f"--set {name.strip()}")
         except tomllib.TOMLDecodeError:
-            value = raw.strip()
+            table = {"value": raw.strip()}
+            if not raw.strip().isprintable():
+                table[""] = None
+        if len(table) > 1:
+            raise InputError(f"--set {shown(text)} holds more than one value: give each setting a --set of its own.")
+        value = table["value"]
         layer.setdefault(section, {})[key] = value
     return layer
+
+
+def parse_toml(text: str, where: str) -> dict[str, Any]:
+    """Content of a TOML text. Raises TOMLDecodeError as tomllib does, InputError for what tomllib cannot hold."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except (ValueError, RecursionError) as error:
+        what = "lists or tables too deep" if isinstance(error, RecursionError) else "a number that no setting has"
+        raise InputError(f"{where} holds {what} ({first_line(error)}): write another value.") from error
 
 
 def flat(config: Config) -> dict[str, Any]:

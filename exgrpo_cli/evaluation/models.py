@@ -6,8 +6,8 @@ from pathlib import Path
 
 from exgrpo_cli.base.errors import InputError, nearest
 from exgrpo_cli.config.layers import build_config, run_label
-from exgrpo_cli.config.names import is_gguf
-from exgrpo_cli.config.settings import Config
+from exgrpo_cli.config.names import HUB_ID, is_gguf
+from exgrpo_cli.config.settings import Author, Config
 from exgrpo_cli.presets import preset_names
 
 RUNS = Path("runs")
@@ -35,6 +35,8 @@ def choose_model(text: str | None, runs: Path = RUNS) -> ModelChoice:
         return _of_run(newest_finished(runs), "")
     run, at, checkpoint = text.rpartition("@")
     if at and _is_run(Path(run)):
+        if not checkpoint:
+            raise InputError(f"--model {text!r} names no checkpoint after the @: write {run}, {run}@best or the like.")
         return _of_run(Path(run), checkpoint)
     path = Path(text).expanduser()
     if _is_run(path):
@@ -43,8 +45,8 @@ def choose_model(text: str | None, runs: Path = RUNS) -> ModelChoice:
         return _of_folder(path)
     if text in preset_names("backbones") or (is_gguf(text) and path.is_file()):
         return ModelChoice(name=path.name, config=build_config(backbone=str(path)))
-    hub_id, _, revision = text.partition("@")
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", hub_id) and not text.startswith((".", "/", "runs/", "results/")):
+    hub_id, at, revision = text.partition("@")
+    if HUB_ID.fullmatch(hub_id) and bool(at) == bool(revision) and not text.startswith((".", "/", "runs/", "results/")):
         options = {"backbone": {"revision": revision}} if revision else {}
         return ModelChoice(name=text, config=build_config(backbone=hub_id, options=options))
     raise InputError(
@@ -71,8 +73,8 @@ def _of_run(run: Path, checkpoint: str) -> ModelChoice:
     steps = sorted(path.name for path in checkpoints.glob("step-*") if path.is_dir())
     known = ", ".join([*pointers, *steps]) or "none"
     if checkpoint in pointers:
-        checkpoint = (checkpoints / checkpoint).read_text(encoding="utf-8").strip()
-    elif checkpoint and not re.fullmatch(r"step-\d{6}", checkpoint):
+        checkpoint = (checkpoints / checkpoint).read_bytes()[:20].decode(errors="replace").strip()
+    if checkpoint and not re.fullmatch(r"step-\d{6}", checkpoint):
         raise InputError(f"{run}@{checkpoint}: no such checkpoint. Known: {known}.")
     folder = checkpoints / checkpoint / "model" if checkpoint else run / "model"
     if not (folder / "config.json").is_file():
@@ -95,4 +97,4 @@ def _settings(run: Path, folder: Path) -> Config:
     # Weights as exported: the run's own overrides of rope base and window are in the exported config already.
     backbone = {"source": str(folder.resolve()), "rope_theta": 0.0, "max_position_embeddings": 0}
     # Whatever functions the run names: an evaluation calls none of them.
-    return build_config(config_file=run / "config.toml", options={"backbone": backbone}, allow_code=True)
+    return build_config(config_file=run / "config.toml", options={"backbone": backbone}, files=Author.READ)

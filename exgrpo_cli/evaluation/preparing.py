@@ -11,7 +11,7 @@ from exgrpo_cli.base.reporter import Reporter, make_reporter
 from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.names import check_functions
-from exgrpo_cli.config.settings import Config, Layer
+from exgrpo_cli.config.settings import Author, Config, Layer
 from exgrpo_cli.evaluation.benchmarks import benchmark_questions, load_benchmarks
 from exgrpo_cli.models.load import load_tokenizer
 from exgrpo_cli.questions.files import stem_of, suffix_of
@@ -61,8 +61,8 @@ class PrepareRequest:
             raise InputError(
                 f"{option} counts tokens: name the tokenizer with --backbone, for example --backbone tiny."
             )
-        names = ("backbone", "config_file", "assignments", "allow_code")
-        settings = build_config(options={**self.options, **limit}, **{name: getattr(self, name) for name in names})
+        given = {name: getattr(self, name) for name in ("backbone", "config_file", "assignments")}
+        settings = build_config(options={**self.options, **limit}, files=Author.of_file(self.allow_code), **given)
         check_functions(settings)
         audit = PrepareOptions(
             layout=self.layout,

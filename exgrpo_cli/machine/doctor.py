@@ -85,7 +85,7 @@ def examine_packages() -> list[dict[str, str]]:
 
 def _import_problem(code: str) -> str:
     try:
-        command, nothing = [sys.executable, "-c", code], subprocess.DEVNULL
+        command, nothing = [sys.executable, "-P", "-c", code], subprocess.DEVNULL
         done = subprocess.run(command, stdin=nothing, capture_output=True, text=True, timeout=IMPORT_SECONDS)
     except subprocess.TimeoutExpired:
         return f"its import took over {IMPORT_SECONDS} s"

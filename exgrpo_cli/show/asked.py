@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from jaxtyping import Float64, Int64
 
 from exgrpo_cli.base.errors import InputError, nearest
-from exgrpo_cli.config.names import DIRECTIONS
-from exgrpo_cli.config.settings import SECTIONS, parse_assignments, read_section
+from exgrpo_cli.config.names import DIRECTIONS, is_function
+from exgrpo_cli.config.settings import SECTIONS, Author, Written, parse_assignments, read_section
 from exgrpo_cli.ledger.columns import EVICTED, KINDS, MISSING, NO_BUCKET, READMITTED, SELECTED
 from exgrpo_cli.ledger.schemas import Event
 from exgrpo_cli.replay.by_question import Candidates, QuestionPlace, choose, resolve_metric, resolve_sampler
@@ -236,11 +236,19 @@ def parse_what_if(text: str, own: Place) -> tuple[Any, tuple[str, ...]]:
             raise InputError(f"--what-if {text!r}: metric says {last} and direction {given['direction']}; give one.")
         given |= {"metric": name, "direction": last}
     # Not a run's own settings: which of them fit together is not asked.
-    tables = [("the run", asdict(own)), ("--what-if", given | {"enabled": False})]
+    tables = [
+        Written("the run", asdict(own), Author.READ),
+        Written("--what-if", given | {"enabled": False}, Author.USER),
+    ]
     rules = read_section("replay", SECTIONS["replay"], tables)
     if given.keys() & {"mu", "sigma"} and rules.sampler != "normal":
         raise InputError(f"--what-if {text!r}: mu and sigma are those of the sampler normal, not of {rules.sampler}.")
-    return rules, tuple(kind for kind, keys in KEYS.items() if given.keys() & set(keys))
+    kinds = tuple(kind for kind, keys in KEYS.items() if given.keys() & set(keys))
+    for kind in kinds:
+        # A run's own function is its author's; one that is typed is the user's.
+        if is_function(getattr(rules, kind)) and kind not in given:
+            raise InputError(f"--what-if {text!r} asks the run's own {getattr(rules, kind)}: name it, {kind}=..., too.")
+    return rules, kinds
 
 
 def what_if(record: RunRecord, text: str) -> Numbers:

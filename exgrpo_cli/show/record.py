@@ -19,7 +19,7 @@ from jaxtyping import Int64
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import MANIFEST, find_damage, read_json
 from exgrpo_cli.config import layers
-from exgrpo_cli.config.settings import Config, resolve
+from exgrpo_cli.config.settings import Author, Config, Written, resolve
 from exgrpo_cli.ledger.columns import (
     EventColumns,
     column,
@@ -125,7 +125,7 @@ def read_config(run: Path) -> Config:
     path = run / (POOL_FILE if (run / POOL_FILE).is_file() else CONFIG_FILE)
     if not path.is_file():
         raise InputError(f"{run} is not a run folder: it has no {CONFIG_FILE}. Name the --output folder of a run.")
-    return resolve([(str(path), layers.read_config(path))])
+    return resolve([Written(str(path), layers.read_config(path), Author.READ)])
 
 
 def keeps_experience(run: Path) -> bool:

@@ -114,6 +114,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     own_arms: Mapping[str, ArmTerms] = msgspec.field(name="arms", default_factory=dict)
     stated: Mapping[str, Any]
     """Content of the file, which a study keeps: it is judged by what was stated when it ran."""
+    of_file: bool = False
+    """Whether somebody's file states it, not a shipped one."""
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -135,6 +137,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             method=special.method or name,
             assignments=(*terms.settings, *special.settings),
             regime=terms.regime or None,
+            of_file=self.of_file,
         )
 
 
@@ -157,13 +160,13 @@ def read_claim(name: str) -> Claim:
     stem = Path(name).stem
     if stem in preset_names("claims"):
         raise InputError(f"--claim {name}: a shipped claim is called {stem} too: give the file another name.")
-    return claim_of(stem, read_config(Path(name)))
+    return claim_of(stem, read_config(Path(name)), of_file=True)
 
 
-def claim_of(name: str, content: Mapping[str, Any]) -> Claim:
+def claim_of(name: str, content: Mapping[str, Any], *, of_file: bool = False) -> Claim:
     """A claim from the content of its file. Raises InputError naming the claim and the key that is wrong."""
     try:
-        return msgspec.convert({**content, "name": name, "stated": content}, Claim)
+        return msgspec.convert({**content, "name": name, "stated": content, "of_file": of_file}, Claim)
     except msgspec.ValidationError as error:
         raise InputError(f"claim {name}: {error}") from error
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.config.layers import DEFAULT_METHOD, build_config, read_config, read_method
+from exgrpo_cli.config.layers import DEFAULT_METHOD, build_config, checked_assignments, read_config, read_method
 from exgrpo_cli.config.names import BUILT_IN, DIRECTIONS, GYM, check_functions, section_of_made
 from exgrpo_cli.config.sections import require_known
-from exgrpo_cli.config.settings import NOT_HASHED, PINNED, Config, Layer, resolve
+from exgrpo_cli.config.settings import NOT_HASHED, PINNED, Author, Config, Layer, Written, resolve
 from exgrpo_cli.runs.result import RunResult, config_hash, find_results
 from exgrpo_cli.studies.claims import FIRST_SEED, Claim, arms_of, chosen_claims
 from exgrpo_cli.studies.study import (
@@ -77,17 +77,21 @@ class StudyRequest:
         """The configuration of one run. Raises InputError for a bad setting."""
         options = {**self.options, "run": {**self.options.get("run", {}), "seed": seed}}
         if self.replay_from is not None:
-            settings = read_method(arm.method, allow_code=True).settings
-            if settings.get("replay", {}).get("store") == "none":
+            replay = read_method(arm.method).settings.get("replay")
+            if isinstance(replay, Mapping) and replay.get("store") == "none":
                 options["replay"] = {"warm_start": str(self.replay_from.resolve())}
+        files = Author.of_file(self.allow_code)
+        typed, own = ([_of_seed(text, seed) for text in texts] for texts in (self.assignments, arm.assignments))
+        author = files if arm.of_file else Author.USER
         config = build_config(
             backbone=self.backbone,
             method=arm.method,
             regime=arm.regime,
             config_file=self.config_file,
             options=options,
-            assignments=[_of_seed(text, seed) for text in (*self.assignments, *arm.assignments)],
-            allow_code=self.allow_code,
+            assignments=typed,
+            stated=[Written(f"arm {arm.name}", checked_assignments(own), author)],
+            files=files,
         )
         if config.run.seed != seed:
             raise InputError("run.seed: the seeds of a study are those of --seeds or of its claims; leave it out.")
@@ -298,7 +302,7 @@ def _require_same_settings(study: Study, request: StudyRequest) -> None:
             if not seed.isdecimal():
                 continue
             wanted = expected(planned.get(folder) or request.run(arm, int(seed), study.folder), study.equal)
-            stored = resolve([(str(path), read_config(path))])
+            stored = resolve([Written(str(path), read_config(path), Author.READ)])
             unlike = config_hash(stored) != config_hash(wanted)
             changed = differing_keys(stored, wanted) - NOT_HASHED - PINNED if unlike else set()
             if wanted.backbone.dtype not in ("auto", stored.backbone.dtype):

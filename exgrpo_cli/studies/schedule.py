@@ -32,7 +32,7 @@ from exgrpo_cli.base.reporter import Reporter, make_reporter, spent
 from exgrpo_cli.base.versions import usable_cores
 from exgrpo_cli.config.layers import JOB, read_config
 from exgrpo_cli.config.sections.run import SlurmSettings
-from exgrpo_cli.config.settings import Config, read_section, to_toml
+from exgrpo_cli.config.settings import Author, Config, Written, read_section, to_toml
 from exgrpo_cli.machine.settle import require_runnable, settle
 from exgrpo_cli.machine.survey import survey_machine, visible_gpus
 from exgrpo_cli.runs.folder import METRICS_FILE, RunFolder
@@ -41,7 +41,8 @@ from exgrpo_cli.studies.report import Numbers
 from exgrpo_cli.studies.study import PLAN_FILE, Arm, Study, StudyRun, budgeted
 from exgrpo_cli.studies.worker import DAMAGE, RunTask, last_line, start_process
 
-WORKER = (sys.executable, "-m", "exgrpo_cli.studies.worker")
+# -P: whatever lies in the working folder is no module of the program's.
+WORKER = (sys.executable, "-P", "-m", "exgrpo_cli.studies.worker")
 POLL_SECONDS = 0.5
 JOBS_FOLDER = "jobs"
 """Folder of a study for scripts, logs and results of the tasks of Slurm."""
@@ -158,9 +159,14 @@ class Slurm:
 
 
 def make_executor(study: Study, settings: SlurmSettings) -> Any:
-    """submitit's executor for the study's tasks; settings that are empty or 0 are left to the cluster."""
+    """submitit's executor for the study's tasks; settings that are empty or 0 are left to the cluster.
+
+    Raises InputError for a folder whose name would be more than a line of the script.
+    """
     import submitit
 
+    if not str(study.folder.resolve()).isprintable():
+        raise InputError(f"{str(study.folder)!r} has control characters in its name: choose another for a Slurm job.")
     named = {name: getattr(settings, name) for name in ("partition", "account", "qos", "constraint")}
     named |= {
         "gpus_per_node": settings.gpus,
@@ -189,10 +195,13 @@ def script(study: Study, settings: SlurmSettings) -> str:
     return str(executor._make_submission_file_text(executor._submitit_command_str, "dry-run"))
 
 
-def slurm_settings(config_file: Path | None) -> SlurmSettings:
-    """The `[slurm]` table of a configuration file; the defaults without one."""
-    tables = [(str(config_file), read_config(config_file).get(JOB, {}))] if config_file else []
-    return read_section(JOB, (SlurmSettings,), tables)
+def slurm_settings(config_file: Path | None, *, allow_code: bool = False) -> SlurmSettings:
+    """The `[slurm]` table of a configuration file; the defaults without one.
+
+    Raises InputError for a bad value, and for shell commands (`setup`) unless `allow_code`.
+    """
+    table = read_config(config_file).get(JOB, {}) if config_file else {}
+    return read_section(JOB, (SlurmSettings,), [Written(str(config_file), table, Author.of_file(allow_code))])
 
 
 def require_slurm() -> None:

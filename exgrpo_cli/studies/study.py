@@ -43,6 +43,8 @@ class Arm:
     """Regime preset; None leaves the backbone's own task, start and lengths."""
     baseline: str = ""
     """Name of the arm that this one is compared with, its own where it is one."""
+    of_file: bool = False
+    """Whether a claim's file says the assignments, not the user or a shipped claim."""
 
     @property
     def identity(self) -> tuple[str, tuple[str, ...], str | None]:

@@ -20,7 +20,7 @@ from typing import Any
 from exgrpo_cli.base.errors import EXIT_INTERRUPTED, ExgrpoError, RunError
 from exgrpo_cli.base.output import PrintableRecord, say, tell_warnings
 from exgrpo_cli.config.layers import read_config
-from exgrpo_cli.config.settings import Config, resolve
+from exgrpo_cli.config.settings import Author, Config, Written, resolve
 from exgrpo_cli.machine.settle import settle
 from exgrpo_cli.machine.survey import survey_machine
 from exgrpo_cli.ranks import Hosts, Ranks, run_ranks, started_as_rank
@@ -58,10 +58,11 @@ def main(settings: Path, folder: Path, parent: int, *, hosts: Hosts | None = Non
 
 def asked_config(settings: Path, folder: Path, *, resume: bool) -> Config:
     """The settings of the file; a run that goes on keeps the log-probs that it began with, on whatever machine."""
-    layers = [(str(settings), read_config(settings))]
+    # Written by whoever started this process, who has asked about code.
+    layers = [Written(str(settings), read_config(settings), Author.USER)]
     if resume:
         begun = read_config(folder / "config.toml").get("rollout", {})
-        layers.append((str(folder), {"rollout": {"logprobs": begun.get("logprobs", "auto")}}))
+        layers.append(Written(str(folder), {"rollout": {"logprobs": begun.get("logprobs", "auto")}}))
     return resolve(layers)
 
 

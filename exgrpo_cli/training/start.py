@@ -23,7 +23,7 @@ from exgrpo_cli.config.layers import build_config, read_config
 from exgrpo_cli.config.names import check_functions, named_functions, origin
 from exgrpo_cli.config.sections import require_known
 from exgrpo_cli.config.sections.run import BUDGET_STEPS
-from exgrpo_cli.config.settings import RESUMABLE, Config, Layer, to_toml
+from exgrpo_cli.config.settings import RESUMABLE, Author, Config, Layer, to_toml
 from exgrpo_cli.models.cache import cache_root
 from exgrpo_cli.questions.prompts import TEMPLATES
 from exgrpo_cli.runs.folder import REPORT_FILE, complete_steps
@@ -104,8 +104,9 @@ def plan_start(request: RunRequest) -> RunStart:
     Raises InputError for anything unknown or contradictory, a folder that is taken, and for nothing to resume.
     """
     folder = request.output
-    names = ("backbone", "method", "regime", "assignments", "allow_code")
+    names = ("backbone", "method", "regime", "assignments")
     asked = {name: getattr(request, name) for name in names} | {"options": request.options_layer()}
+    files = Author.of_file(request.allow_code)
     if request.resume:
         folder = folder or newest_unfinished(RUNS)
         if folder is None:
@@ -113,9 +114,9 @@ def plan_start(request: RunRequest) -> RunStart:
         given = f"--config {request.config_file}" if request.config_file else "--as-published" * request.as_published
         if given:
             raise InputError(f"--resume goes on with {folder}'s own configuration: leave {given} out.")
-        config = resumed_config(folder, **asked)
+        config = resumed_config(folder, files=files, **asked)
     else:
-        config = build_config(config_file=request.config_file, as_published=request.as_published, **asked)
+        config = build_config(config_file=request.config_file, as_published=request.as_published, files=files, **asked)
         folder = folder or RUNS / f"{config.run.method}-{config.backbone.name}-{datetime.now():%Y%m%d-%H%M%S}"
     if request.replay_from is not None and not config.replay.enabled:
         raise InputError(
@@ -154,21 +155,22 @@ def check_start(start: RunStart) -> tuple[str, ...]:
     return ()
 
 
-def resumed_config(run_folder: Path, *, allow_code: bool = False, **asked: Any) -> Config:
+def resumed_config(run_folder: Path, *, files: Author = Author.FILE, **asked: Any) -> Config:
     """The run's own configuration; what is `asked` of `build_config` may repeat it, raise `run.steps`, and change how
     many ranks there are and how long they wait for one another. More ranks share the threads of fewer.
 
     A run's config.toml holds the horizon its schedule began with, so more steps do not stretch a decay unless
     `optim.horizon` is set as well. Raises InputError when `run_folder` holds no run, and naming any other setting that
     would change; and for functions of the user in the configuration of a run that was not started here, unless
-    `allow_code` is on.
+    `files` says who answers for it.
     """
     file = run_folder / "config.toml"
     if not file.is_file():
         raise InputError(f"{run_folder} is not a run folder: it has no config.toml; start without --resume.")
-    own = build_config(config_file=file, allow_code=True)
-    allow_code = allow_code or is_own_run(run_folder, named_functions(own))
-    wanted = build_config(config_file=file, allow_code=allow_code, **asked)
+    own = build_config(config_file=file, files=Author.READ)
+    if is_own_run(run_folder, named_functions(own)):
+        files = Author.USER
+    wanted = build_config(config_file=file, files=files, **asked)
     before, after = (tomllib.loads(to_toml(config)) for config in (own, wanted))
     for section, values in after.items():
         for key, value in values.items():

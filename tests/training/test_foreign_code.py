@@ -78,3 +78,127 @@ def test_nobody_is_told_to_load_code_from_a_checkpoint(tmp_path: Path) -> None:
         torch.load(file, weights_only=True)
     assert str(refused.value).startswith(f"{file} cannot be read (more than tensors is in it): restore it")
     assert "weights_only" not in str(refused.value)
+
+
+SLURM_PROGRAMS = ("sbatch", "srun", "sacct")
+CALLED = "python:evil:score"
+CLAIM = """
+[about]
+title = "t"
+source = "s"
+[claim]
+regime = "hard-tail"
+run_minutes = 5.0
+{all_arms}
+[arms.mine]
+method = "{method}"
+{arm}
+[[contrast]]
+arm = "exgrpo"
+control = "mine"
+smallest_effect = 0.04
+spread = 0.035
+"""
+
+
+def claim(all_arms: str = "", arm: str = "", method: str = "exgrpo") -> str:
+    return CLAIM.format(all_arms=all_arms, arm=arm, method=method)
+
+
+STEPS = 'settings = ["replay.start_threshold=0"]'
+# Name of the file, its content, the command; `{key}` is each key that takes a function.
+FOREIGN = {
+    "a file of settings": ("c.toml", "[{section}]\n{name} = '{called}'\n", ["train", "--config", "c.toml"]),
+    "a method's file": ("m.toml", "[{section}]\n{name} = '{called}'\n", ["train", "--method", "m.toml"]),
+    "what its paper changed": (
+        *("m.toml", "[replay]\nratio = 0.5\n[published.{section}]\n{name} = '{called}'\n"),
+        ["train", "--method", "m.toml", "--as-published"],
+    ),
+    "a method of a study": ("m.toml", "[{section}]\n{name} = '{called}'\n", ["ablate", "--methods", "grpo,m.toml"]),
+    "a claim's settings": (
+        *("s.toml", claim('settings = ["{section}.{name}={called}"]', STEPS)),
+        ["ablate", "--claim", "s.toml"],
+    ),
+    "a claim's arm": (
+        *("s.toml", claim(arm='settings = ["{section}.{name}={called}"]')),
+        ["ablate", "--claim", "s.toml"],
+    ),
+    "settings of a preparation": ("c.toml", "[{section}]\n{name} = '{called}'\n", ["prepare", "--config", "c.toml"]),
+}
+
+
+@pytest.mark.parametrize("key", ["grading.grader", "replay.metric", "replay.sampler", "replay.priority"])
+@pytest.mark.parametrize("route", FOREIGN)
+def test_whoever_wrote_a_function_into_a_file_does_not_run_it(foreign, tmp_path, capsys, route, key) -> None:
+    name, text, command = FOREIGN[route]
+    section, _, last = key.partition(".")
+    text = text.format(section=section, name=last, called=CALLED) if "{section}" in text else text
+    if last == "priority":
+        composition = 'composition = "append"\n' if "\npriority" in text else ""
+        text = text.replace("\npriority", f"\n{composition}priority")
+        text = text.replace(f'"{key}={CALLED}"', f'"replay.composition=append", "{key}={CALLED}"')
+    (tmp_path / name).write_text(text)
+    assert run([*command, "--dry-run", "--output", "out"]) == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert f"{key} = '{CALLED}' would run code of {tmp_path / 'evil.py'}" in line and "--allow-code" in line
+    assert not (tmp_path / "was-here").exists()
+
+
+def test_a_shipped_claim_and_what_is_typed_need_no_leave(foreign, tmp_path) -> None:
+    assert run(["ablate", "--claim", "quick", "--dry-run", "--output", "out"]) == 0
+    typed = ["--metric", CALLED, "--seeds", "1", "--dry-run", "--output", "out"]
+    assert run(["ablate", *typed]) == 0
+    assert (tmp_path / "was-here").exists()
+
+
+@pytest.mark.parametrize(
+    ("slurm", "said"),
+    [
+        ('setup = ["touch was-here"]', "slurm.setup = ['touch was-here'] would run it as shell commands"),
+        (r'setup = ["module load x\ntouch was-here"]', "--allow-code"),
+        *[
+            (rf'{name} = "x{text}touch was-here #"', f"slurm.{name}")
+            for name in ("partition", "account", "qos", "constraint")
+            for text in (r"\n", r"\r", r"\u2028", "'\\n", " ", "`", "$(")
+        ],
+    ],
+)
+def test_a_job_script_has_no_line_of_a_file(foreign, tmp_path, capsys, monkeypatch, slurm, said) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in SLURM_PROGRAMS:
+        (programs / name).write_text("#!/bin/sh\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=":")
+    (tmp_path / "s.toml").write_text(f"[slurm]\n{slurm}\n")
+    for command in (["train"], ["ablate", "--metric", "ent"]):
+        assert run([*command, "--launcher", "slurm", "--config", "s.toml", "--dry-run", "--output", "o"]) == 2
+        shown = capsys.readouterr()
+        assert said in shown.err and "was-here" not in shown.out
+
+
+def test_setup_of_a_job_is_let_through_where_it_is_allowed(foreign, tmp_path, capsys, monkeypatch) -> None:
+    test_a_job_script_has_no_line_of_a_file(foreign, tmp_path, capsys, monkeypatch, 'setup = ["x"]', "--allow-code")
+    command = ["train", "--launcher", "slurm", "--config", "s.toml", "--dry-run", "--output", "o", "--allow-code"]
+    assert run(command) == 0
+    assert "\nx\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("run.steps=3\nrun.seed=1", "holds more than one value"),
+        ("run.steps=3\r\nrun.seed=1", "holds more than one value"),
+        ("run.steps=3\n[optim]\nbeta1=0.5", "holds more than one value"),
+        ("run.method=a\nb", "holds more than one value"),
+        ("replay.metric=ent\nx", "holds more than one value"),
+        ("run.steps=" + "9" * 5000, "a number that no setting has"),
+        ("run.steps=0x" + "f" * 5000, "thousands of digits is out of range"),
+        ("run.log=" + "[" * 5000, "too deep"),
+        ("run.steps=1" + "0" * 30, "out of range"),
+    ],
+)
+def test_one_set_has_one_value_of_one_size(text, said, capsys) -> None:
+    assert run(["train", "--set", text, "--dry-run"]) == 2
+    err = capsys.readouterr().err
+    assert said in err and len(err) < 500

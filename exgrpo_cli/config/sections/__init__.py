@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal
 
-from exgrpo_cli.base.errors import InputError, nearest
+from exgrpo_cli.base.errors import InputError, nearest, shown
 from exgrpo_cli.config.names import PREFIX
 
 Role = Literal["science", "run", "machine"]
@@ -31,6 +31,11 @@ class Bound:
 POSITIVE = Bound(lambda value: 0 < value < math.inf, "a finite number above 0")
 NON_NEGATIVE = Bound(lambda value: 0 <= value < math.inf, "a finite number of at least 0")
 FINITE = Bound(math.isfinite, "a finite number")
+ONE_LINE = Bound(lambda lines: all(line.isprintable() for line in lines), "one line each, without control characters")
+ONE_WORD = Bound(
+    lambda text: text.isprintable() and not set(text) & set(" '\"\\`$"),
+    "a name without blanks, quotes or control characters",
+)
 
 
 def between(least: float, most: float) -> Bound:
@@ -60,6 +65,7 @@ def setting(
     role: Role = "science",
     pinned: bool = False,
     resumable: bool = False,
+    runs: bool = False,
 ) -> Any:
     """A field with what it says of itself.
 
@@ -69,10 +75,11 @@ def setting(
 
     `role`: `science` says what is trained (a field without a role too), `run` which of the runs of the same settings,
     `machine` what machine and disk are asked for. `pinned` is settled by what a run finds when it starts, without being
-    another run for it; `resumable` may change when a run goes on.
+    another run for it; `resumable` may change when a run goes on. `runs` is code itself, whatever its value.
     """
     table = {SET: needs} if isinstance(needs, Needs) else needs or {}
     metadata = {"within": within, "needs": table, "role": role, "pinned": pinned, "resumable": resumable}
+    metadata |= {"runs": runs}
     return field(default=default, metadata=metadata)
 
 
@@ -112,10 +119,10 @@ def _check_needs(section: str, settings: Any, own: Field[Any]) -> None:
 def require(condition: bool, key: str, value: object, bound: str) -> None:
     """Raise InputError naming the setting, its value and the bound unless `condition` holds."""
     if not condition:
-        raise InputError(f"{key} = {value!r} is out of range: use {bound}.")
+        raise InputError(f"{key} = {shown(value)} is out of range: use {bound}.")
 
 
 def require_known(key: str, value: str, known: tuple[str, ...]) -> None:
     """Raise InputError unless `value` is one of `known`, or of the user's functions where these have their PREFIX."""
     if value not in known and not (PREFIX in known and value.startswith(PREFIX)):
-        raise InputError(f"{key} = {value!r} is not known.{nearest(value, known)}")
+        raise InputError(f"{key} = {shown(value)} is not known.{nearest(value, known)}")

@@ -4,7 +4,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from exgrpo_cli.config.names import GRADERS, PREFIX, TINY_TASKS
-from exgrpo_cli.config.sections import NON_NEGATIVE, POSITIVE, SET, Bound, Needs, at_least, between, require, setting
+from exgrpo_cli.config.sections import (
+    NON_NEGATIVE,
+    ONE_LINE,
+    ONE_WORD,
+    POSITIVE,
+    SET,
+    Bound,
+    Needs,
+    at_least,
+    between,
+    require,
+    setting,
+)
 
 Budget = Literal["steps", "generated", "trained", "seconds"]
 BUDGET_STEPS = 4
@@ -237,13 +249,13 @@ class SlurmSettings:
     What is empty or 0 is left to the cluster's defaults.
     """
 
-    partition: str = ""
+    partition: str = setting("", ONE_WORD)
     """Partition of the jobs."""
-    account: str = ""
+    account: str = setting("", ONE_WORD)
     """Account that pays."""
-    qos: str = ""
+    qos: str = setting("", ONE_WORD)
     """Quality of service."""
-    constraint: str = ""
+    constraint: str = setting("", ONE_WORD)
     """Features of the nodes."""
     hours: float = setting(24.0, POSITIVE)
     """Most that a task may run; a run that needs more is requeued and resumes."""
@@ -259,8 +271,8 @@ class SlurmSettings:
     """Tasks of the array that may run at once; 0 is all."""
     save_minutes: float = setting(5.0, NON_NEGATIVE)
     """Before the end of its time, when a task is told to save."""
-    setup: tuple[str, ...] = ()
-    """Lines of the script before the run: modules, environments."""
+    setup: tuple[str, ...] = setting((), ONE_LINE, runs=True)
+    """Lines of the script before the run: modules, environments. A file with some needs `--allow-code`."""
 
     def __post_init__(self) -> None:
         bound = f"more than slurm.save_minutes = {self.save_minutes}"
