@@ -14,11 +14,11 @@ from typing import Any
 
 from exgrpo_cli.algo.batching import MOST_REPEATED
 from exgrpo_cli.algo.logprobs import GPU_TILE_ELEMENTS, TILE_ELEMENTS
-from exgrpo_cli.base.errors import InputError, first_line
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.names import is_gguf
 from exgrpo_cli.config.sections.run import BackboneSettings, TinySettings
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.models.cache import gguf_config, require_model_folder
+from exgrpo_cli.models.cache import gguf_config, reading_model, require_model_folder
 from exgrpo_cli.presets import load_preset, preset_names
 
 CONTEXT_BYTES = 2 * 2**30
@@ -36,6 +36,10 @@ GATHERED = 10**9
 LARGEST_GPU_COUNT = 64
 CHECKPOINT_BYTES = 12
 """Bytes of a saved weight, whatever the model computes in: float32, and Adam's two moments."""
+
+
+MOST_LAYERS = 10_000
+"""A model of more is a mistake in its config.json, and would take hours to be counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +64,10 @@ def backbone_shape(backbone: BackboneSettings, tiny: TinySettings) -> Shape | No
     Raises InputError when a local folder's config.json cannot be read.
     """
     config = architecture(backbone, tiny)
-    return None if config is None else shape_of(config)
+    if config is None:
+        return None
+    with reading_model(f"backbone.source {backbone.source!r}", "usable config.json"):
+        return shape_of(config)
 
 
 def shape_of(config: Any) -> Shape:
@@ -68,8 +75,10 @@ def shape_of(config: Any) -> Shape:
     import torch
     from transformers import AutoModelForCausalLM
 
+    if config.num_hidden_layers > MOST_LAYERS:
+        raise InputError(f"num_hidden_layers = {config.num_hidden_layers} is out of range: at most {MOST_LAYERS}.")
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", trust_remote_code=False)
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return Shape(
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -96,9 +105,9 @@ def architecture(backbone: BackboneSettings, tiny: TinySettings) -> Any:
     Raises InputError when a local folder's config.json cannot be read.
     """
     if backbone.source == "tiny":
-        from exgrpo_cli.models.tiny import MAX_TOKENS, make_model, make_tokenizer
+        from exgrpo_cli.models.tiny import MAX_TOKENS, make_config, make_tokenizer
 
-        return make_model(tiny, make_tokenizer(max_tokens=MAX_TOKENS)).config
+        return make_config(tiny, make_tokenizer(max_tokens=MAX_TOKENS))
     for name in preset_names("backbones"):
         if load_preset("backbones", name)["backbone"]["source"] == backbone.source:
             return preset_config(name)
@@ -109,12 +118,13 @@ def architecture(backbone: BackboneSettings, tiny: TinySettings) -> Any:
         require_model_folder(folder)
     from transformers import AutoConfig
 
+    options = {"revision": backbone.revision, "local_files_only": True, "trust_remote_code": False}
     try:
-        return AutoConfig.from_pretrained(backbone.source, revision=backbone.revision, local_files_only=True)
-    except (OSError, ValueError) as error:
+        with reading_model(f"backbone.source {backbone.source!r}", "usable config.json"):
+            return AutoConfig.from_pretrained(backbone.source, **options)
+    except InputError:
         if folder.is_dir():
-            why = first_line(error)
-            raise InputError(f"backbone.source {backbone.source!r} has no usable config.json: {why}") from error
+            raise
         return None
 
 

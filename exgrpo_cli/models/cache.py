@@ -8,7 +8,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import platformdirs
 from filelock import FileLock
 
-from exgrpo_cli.base.errors import InputError, first_line
+from exgrpo_cli.base.errors import ExgrpoError, InputError, first_line
 from exgrpo_cli.base.files import file_digest, find_damage, whole_folder, write_manifest
 
 Notice = Callable[[str], None]
@@ -56,16 +57,45 @@ def cached_folder(
             f"The cache folder {root} cannot be written ({error.strerror}): set EXGRPO_CACHE to one that can."
         ) from error
     with lock:
-        if folder.exists():
-            damage = find_damage(folder)
+        if os.path.lexists(folder):
+            damage = find_damage(folder) if folder.is_dir() else "it is no folder"
             if not damage:
                 return folder
             notice(f"{folder} is built again: {damage}")
-            shutil.rmtree(folder)
+            folder.unlink() if folder.is_symlink() or not folder.is_dir() else shutil.rmtree(folder)
         with whole_folder(folder) as partial:
             build(partial)
             write_manifest(partial)
     return folder
+
+
+@contextmanager
+def reading_model(place: object, what: str) -> Iterator[None]:
+    """Turn whatever comes of reading `what` at a place (a folder, a file, a setting) into an InputError that says so.
+
+    transformers, tokenizers and safetensors meet foreign bytes with errors of every kind, a plain Exception among them.
+    """
+    try:
+        yield
+    except (ExgrpoError, MemoryError):
+        raise
+    except Exception as error:
+        raise InputError(f"{place} has no {what}: {type(error).__name__}, {first_line(error)}") from error
+
+
+def require_safetensors(folder: Path) -> None:
+    """Raise InputError for a model folder whose weights are not in safetensors alone: other formats may hold code."""
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").is_file():
+        return
+    shards = json.loads(index.read_bytes())["weight_map"].values() if index.is_file() else ()
+    others = [path.name for path in sorted(folder.glob("*.bin"))] or ["nothing"]
+    others = [name for name in shards if not name.endswith(".safetensors")] or ([] if shards else others)
+    if others:
+        raise InputError(
+            f"{folder} has no weights as safetensors but {others[0]}, which is not read, since other formats may hold "
+            "code: save the model again with save_pretrained."
+        )
 
 
 def require_model_folder(folder: Path) -> None:
@@ -113,7 +143,7 @@ def _convert(file: Path, folder: Path) -> None:
     config.dtype = "float32"
     config.name_or_path = file.stem
     with torch.random.fork_rng(devices=[]):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
     model.load_state_dict(quantised.state_dict())
     model.generation_config = quantised.generation_config
     model.save_pretrained(folder)
@@ -130,7 +160,5 @@ def _read(kind: Any, file: Path, **options: Any) -> Any:
     missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
     if missing:
         raise InputError(f"{file} is a GGUF file, which takes {' and '.join(missing)}: pip install 'exgrpo[gguf]'.")
-    try:
-        return kind.from_pretrained(file.parent, gguf_file=file.name, **options)
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{file} is no GGUF file that transformers can load: {first_line(error)}") from error
+    with reading_model(file, "GGUF content that transformers can load"):
+        return kind.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False, **options)

@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 from exgrpo_cli.base.errors import InputError, first_line
 from exgrpo_cli.config.names import is_gguf
 from exgrpo_cli.config.sections.run import BackboneSettings, TinySettings
-from exgrpo_cli.models.cache import converted, require_model_folder
+from exgrpo_cli.models.cache import converted, reading_model, require_model_folder, require_safetensors
 from exgrpo_cli.models.tiny import Progress, build_tiny
 from exgrpo_cli.presets import load_preset, preset_names
 from exgrpo_cli.questions.prompts import require_bounded
@@ -82,7 +82,7 @@ def locate(
 
 def _download(settings: BackboneSettings, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         ignored = [*OTHER_FORMATS, *([] if weights else ["*.safetensors"])]
@@ -93,6 +93,8 @@ def _download(settings: BackboneSettings, weights: bool) -> Path:
             f"backbone {settings.source!r} is not in the local cache and the hub cannot be reached: "
             f"go online, unset HF_HUB_OFFLINE, or pass a local folder as --backbone (of evaluate: --model){elsewhere}."
         ) from error
+    except HFValidationError as error:
+        raise InputError(f"backbone.source {settings.source!r} is no hub id: {first_line(error)}") from error
     except HfHubHTTPError as error:
         raise InputError(
             f"the hub refused {settings.source!r} at revision {settings.revision!r} ({error.response.status_code}): "
@@ -115,19 +117,19 @@ def load_tokenizer(
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a local folder. Raises InputError where transformers cannot load one."""
-    tokenizer = None
+    missing = f"{folder} has no tokenizer files (tokenizer.json): copy those of the model it was made from."
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        with reading_model(folder, "tokenizer that transformers can load"):
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            require_bounded(tokenizer, str(folder))
+            # Of a folder without tokenizer files transformers may make an empty one, which encodes a text as nothing.
+            ids = tokenizer.encode("1 + 1", add_special_tokens=False)
+    except InputError as error:
         if any((folder / name).is_file() for name in TOKENIZER_FILES):
-            raise InputError(
-                f"{folder} has no tokenizer that transformers can load: {type(error).__name__}, {first_line(error)}"
-            ) from error
-    if tokenizer is not None:
-        require_bounded(tokenizer, str(folder))
-    # Of a folder without tokenizer files transformers may make an empty one, which encodes every text as nothing.
-    if tokenizer is None or not tokenizer.encode("1 + 1", add_special_tokens=False):
-        raise InputError(f"{folder} has no tokenizer files (tokenizer.json): copy those of the model it was made from.")
+            raise
+        raise InputError(missing) from error
+    if not ids:
+        raise InputError(missing)
     return tokenizer
 
 
@@ -153,10 +155,8 @@ def _saved_dtype(settings: BackboneSettings, tiny: TinySettings) -> torch.dtype 
     if "dtype" in (about := _about(settings.source)):
         return getattr(torch, about["dtype"])
     folder = locate(settings, tiny, weights=False)
-    try:
-        return AutoConfig.from_pretrained(folder).dtype
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder} has no usable config.json: {first_line(error)}") from error
+    with reading_model(folder, "usable config.json"):
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False).dtype
 
 
 def _trained_dtype(saved: torch.dtype | None) -> Literal["float32", "bfloat16"]:
@@ -168,8 +168,11 @@ def load_folder(folder: Path, device: torch.device, settings: BackboneSettings |
     """Load a local Hugging Face folder, `settings` overriding precision, rope base and window where given."""
     settings = settings or BackboneSettings()
     tokenizer = read_tokenizer(folder)
-    try:
-        config = AutoConfig.from_pretrained(folder)
+    with reading_model(folder, "model that transformers can load"):
+        require_safetensors(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        # The name of any file, pickles among them, that would be read in place of the safetensors.
+        config.transformers_weights = None
         if settings.rope_theta:
             config.rope_parameters["rope_theta"] = settings.rope_theta
         if settings.max_position_embeddings:
@@ -178,27 +181,32 @@ def load_folder(folder: Path, device: torch.device, settings: BackboneSettings |
         if dtype == "auto":
             dtype = _trained_dtype(config.dtype) if device.type == "cuda" else "float32"
         model = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+            folder,
+            config=config,
+            dtype=getattr(torch, dtype),
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            trust_remote_code=False,
         )
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder} has no model that transformers can load: {first_line(error)}") from error
     torch.nn.Module.to(model, device)
     return Backbone(model=model.eval(), tokenizer=tokenizer, eos_ids=_ends(model.generation_config, tokenizer, folder))
 
 
 def declared_ends(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Every token id that ends a response, of a local folder's model that is not loaded."""
-    try:
-        config = GenerationConfig.from_pretrained(folder)
-    except OSError:
-        config = GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder))
+    with reading_model(folder, "usable generation_config.json or config.json"):
+        try:
+            config = GenerationConfig.from_pretrained(folder)
+        except OSError:
+            config = GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder, trust_remote_code=False))
     return _ends(config, tokenizer, folder)
 
 
 def _ends(config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase, folder: Path) -> tuple[int, ...]:
     """Those of the generation config and of the tokenizer, ascending."""
     declared = config.eos_token_id if config is not None else None
-    ids = {*(declared if isinstance(declared, list) else [declared]), tokenizer.eos_token_id} - {None}
-    if not ids:
-        raise InputError(f"{folder} declares no EOS token: set eos_token_id.")
+    named = [*(declared if isinstance(declared, list) else [declared]), tokenizer.eos_token_id]
+    ids = {each for each in named if isinstance(each, int)}
+    if not ids or any(each is not None and not isinstance(each, int) for each in named):
+        raise InputError(f"{folder} declares no EOS token: set eos_token_id to a token id, or a list of them.")
     return tuple(sorted(ids))

@@ -124,9 +124,9 @@ def make_tokenizer(*, max_tokens: int) -> Qwen2Tokenizer:
     return tokenizer
 
 
-def make_model(settings: TinySettings, tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
-    """Randomly initialised from settings.seed, in float32, with tied embeddings."""
-    config = Qwen2Config(
+def make_config(settings: TinySettings, tokenizer: Qwen2Tokenizer) -> Qwen2Config:
+    """The model's configuration: in float32, with tied embeddings."""
+    return Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=settings.hidden_size,
         intermediate_size=settings.ffn_size,
@@ -142,6 +142,11 @@ def make_model(settings: TinySettings, tokenizer: Qwen2Tokenizer) -> Qwen2ForCau
         bos_token_id=None,
         dtype="float32",
     )
+
+
+def make_model(settings: TinySettings, tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
+    """Randomly initialised from settings.seed."""
+    config = make_config(settings, tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         model = Qwen2ForCausalLM(config)

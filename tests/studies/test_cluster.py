@@ -188,7 +188,7 @@ def test_the_table_of_a_configuration_file_is_read_and_checked(
     file.write_text(
         '[run]\nsteps = 7\n[slurm]\npartition = "gpu"\ngpus = 4\nhours = 2.5\nsetup = ["module load cuda"]\n'
     )
-    command = ["ablate", "--seeds", "2", "--config", str(file), "--launcher", "slurm", "--dry-run"]
+    command = ["ablate", "--seeds", "2", "--config", str(file), "--launcher", "slurm", "--dry-run", "--allow-code"]
     assert exgrpo(command) == 0
     said = capsys.readouterr()
     assert said.out.count("7 steps") == 8

@@ -101,11 +101,11 @@ class BackboneSettings:
 class TinySettings:
     """The built-in tiny backbone and its supervised warm start."""
 
-    hidden_size: int = setting(128, POSITIVE)
-    num_layers: int = setting(3, POSITIVE)
+    hidden_size: int = setting(128, between(1, 2**20))
+    num_layers: int = setting(3, between(1, 1024))
     num_heads: int = setting(4, POSITIVE)
     num_kv_heads: int = setting(2, POSITIVE)
-    ffn_size: int = setting(256, POSITIVE)
+    ffn_size: int = setting(256, between(1, 2**20))
     task: str = setting("arithmetic", TINY_TASKS)
     """Task whose traces it starts from: `arithmetic`, `countdown` or `modular`. It follows `data.train`."""
     warm_start_steps: int = setting(300, POSITIVE)

@@ -289,7 +289,7 @@ def open_llm(settings: VLLMSettings) -> "vllm.LLM":
 def _start(settings: VLLMSettings, arguments: Mapping[str, Any]) -> "vllm.LLM":
     overrides: dict[str, Any] = {}
     if settings.backbone.rope_theta:
-        parameters = dict(AutoConfig.from_pretrained(settings.folder).rope_parameters)
+        parameters = dict(AutoConfig.from_pretrained(settings.folder, trust_remote_code=False).rope_parameters)
         overrides["rope_parameters"] = parameters | {"rope_theta": settings.backbone.rope_theta}
     if settings.backbone.max_position_embeddings:
         overrides["max_position_embeddings"] = settings.backbone.max_position_embeddings
@@ -301,6 +301,8 @@ def _start(settings: VLLMSettings, arguments: Mapping[str, Any]) -> "vllm.LLM":
         return LLM(
             model=str(settings.folder),
             skip_tokenizer_init=True,
+            trust_remote_code=False,
+            load_format="safetensors",
             dtype=settings.backbone.dtype,  # type: ignore[arg-type]
             tensor_parallel_size=settings.tensor_parallel,
             hf_overrides=overrides,
@@ -330,7 +332,7 @@ def _check_ranks(tensor_parallel: int) -> bool:
 
 def _cpu_arguments(settings: VLLMSettings) -> dict[str, Any]:
     """Eager, because compiling takes minutes; the cache as large as the rows need."""
-    config = AutoConfig.from_pretrained(settings.folder).get_text_config()
+    config = AutoConfig.from_pretrained(settings.folder, trust_remote_code=False).get_text_config()
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if head_size not in CPU_HEAD_SIZES:
         raise InputError(

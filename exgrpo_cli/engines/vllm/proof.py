@@ -174,7 +174,8 @@ def require_arrived(sent: Sent, names: frozenset[str], held: Mapping[str, HeldWe
 def state_dict_names(folder: Path) -> frozenset[str]:
     """Names of the backbone's whole state dict, without reading its weights."""
     with torch.device("meta"):
-        model: nn.Module = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        model: nn.Module = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     return frozenset(model.state_dict())
 
 
