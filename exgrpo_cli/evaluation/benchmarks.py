@@ -24,7 +24,7 @@ from exgrpo_cli.questions.choices import find_choices
 from exgrpo_cli.questions.files import iter_rows
 from exgrpo_cli.questions.layouts import NamedFields, UnusableRow, recognise
 from exgrpo_cli.questions.made.sums import make_arithmetic
-from exgrpo_cli.questions.question_file import question_id
+from exgrpo_cli.questions.question_file import question_id, require_content
 from exgrpo_cli.questions.sources import Source, open_source
 
 
@@ -229,6 +229,7 @@ def shuffle_choices(question: Question, seed: int) -> QuestionRecord:
 def _questions(source: Source, benchmark: Benchmark) -> Iterator[Question]:
     """Every row, without metadata: the protocol's grader counts, not a verifier that a question brings."""
     for path in source.files:
+        require_content(path)
         first = next(iter_rows(path), None)
         if first is None:
             raise InputError(f"{path} has no rows: there are no questions to ask.")

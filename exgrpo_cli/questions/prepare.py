@@ -45,6 +45,7 @@ from exgrpo_cli.questions.question_file import (
     normalised,
     question_text,
     read_metadata,
+    require_content,
     write_questions,
 )
 from exgrpo_cli.questions.sources import Source, default_name, open_source
@@ -225,7 +226,12 @@ def read_source(text: str, fields: NamedFields, progress: Progress) -> PrepareRe
     if len(named) > 1:
         found = " and ".join(f"{file} has the {name} layout" for name, file in named.items())
         raise InputError(f"{found}: prepare them one by one.")
-    dropped = Tally()
+    dropped, marked = Tally(), Tally()
+    for file in source.files:
+        try:
+            require_content(file)
+        except InputError as error:
+            marked.add("file not as it was written, taken as it is", str(error))
 
     def placed() -> Iterator[tuple[str, Question]]:
         for number, (file, layout) in enumerate(layouts.items()):
@@ -246,6 +252,7 @@ def read_source(text: str, fields: NamedFields, progress: Progress) -> PrepareRe
         questions=questions,
         num_folded=num_folded,
         dropped=dropped,
+        marked=marked,
     )
 
 

@@ -10,8 +10,9 @@ import json
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple, TypedDict
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -19,6 +20,26 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import write_whole
 from exgrpo_cli.base.types import Message, Question
 from exgrpo_cli.questions.files import iter_parquet, parquet_schema
+
+_Size = Annotated[int, msgspec.Meta(ge=-(10**15), le=10**15)]
+
+
+class _Countdown(TypedDict):
+    numbers: list[_Size]
+    target: _Size
+
+
+class _Gym(TypedDict):
+    entry: dict[str, Any]
+
+
+class _Sum(TypedDict):
+    terms: list[_Size]
+    modulus: _Size | None
+
+
+_TABLES: Mapping[str, Any] = {"countdown": _Countdown, "gym": _Gym, "sum": _Sum}
+"""Shape of the metadata of a question, by the verifier that they name or the check of its traces."""
 
 FileLayout = Literal["canonical", "verl"]
 METADATA_KEY = b"exgrpo"
@@ -137,15 +158,24 @@ def read_questions(path: Path | str) -> QuestionSet:
     if path.is_dir():
         raise InputError(f"{path} is a folder, not a question file: run `exgrpo prepare {path}` first.")
     schema = parquet_schema(path)
-    questions, num_folded = fold(_iter_questions(path, _layout_of(path, schema)))
+    layout, metadata = _layout_of(path, schema), _own_metadata(path, schema)
+    questions, num_folded = fold(_iter_questions(path, layout))
     if not questions:
         raise InputError(f"{path} has no questions: the file has the right columns but no rows.")
-    return QuestionSet(
-        questions=tuple(questions),
-        metadata=_own_metadata(schema),
-        content_hash=content_hash(questions),
-        num_folded=num_folded,
-    )
+    digest = content_hash(questions)
+    if metadata.get("content_hash", digest) != digest:
+        raise InputError(
+            f"{path} is damaged or was edited: its questions are not those it was written with (content hash "
+            f"{digest[:16]}, not {str(metadata['content_hash'])[:16]}). Restore it from a copy, or make a file of it "
+            f"as it is with `exgrpo prepare {path}`."
+        )
+    return QuestionSet(questions=tuple(questions), metadata=metadata, content_hash=digest, num_folded=num_folded)
+
+
+def require_content(path: Path) -> None:
+    """Raise InputError as `read_questions` does for a file that names its content hash; others are not looked at."""
+    if is_question_file(path) and "content_hash" in read_metadata(path):
+        read_questions(path)
 
 
 def write_questions(
@@ -171,7 +201,7 @@ def write_questions(
 def read_metadata(path: Path) -> dict[str, Any]:
     """Metadata that `write_questions` stored in a file; empty for any other file."""
     try:
-        return _own_metadata(parquet_schema(path))
+        return _own_metadata(path, parquet_schema(path))
     except InputError:
         return {}
 
@@ -189,9 +219,18 @@ def is_question_file(path: Path) -> bool:
         return False
 
 
-def _own_metadata(schema: pa.Schema) -> dict[str, Any]:
+def _own_metadata(path: Path, schema: pa.Schema) -> dict[str, Any]:
     text = (schema.metadata or {}).get(METADATA_KEY)
-    return json.loads(text) if text else {}
+    try:
+        metadata = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        metadata = None
+    if not isinstance(metadata, dict):
+        raise InputError(
+            f"{path} is damaged: the metadata that `prepare` wrote are no JSON table. Restore it from a copy, or make "
+            f"a file of it as it is with `exgrpo prepare {path}`."
+        )
+    return metadata
 
 
 def _layout_of(path: Path, schema: pa.Schema) -> FileLayout:
@@ -220,7 +259,8 @@ def _iter_questions(path: Path, layout: FileLayout) -> Iterator[tuple[str, Quest
         level, metadata = values["level"], own_metadata(values["metadata"])
         if layout == "canonical" and values["metadata"] is not None and metadata is None:
             raise InputError(
-                f"{where}, field 'metadata' is {values['metadata']!r:.60}: it must be a JSON table, or null."
+                f"{where}, field 'metadata' is {values['metadata']!r:.60}: it must be a JSON table, or null; one with "
+                "a verifier has what that needs (countdown: numbers and a target, gym: an entry)."
             )
         prompt = prompt_of(values["prompt"], where)
         yield (
@@ -271,11 +311,19 @@ def is_unicode(text: str) -> bool:
 
 
 def own_metadata(value: Any) -> str | None:
-    """Metadata that are the text of a JSON table; None for what others keep under that name."""
+    """Metadata that are the text of a JSON table and have what the verifier that they name needs.
+
+    None for all others, such as what others keep under that name.
+    """
     try:
-        return value if isinstance(value, str) and isinstance(json.loads(value), dict) else None
-    except ValueError:
+        table = json.loads(value) if isinstance(value, str) else None
+        if not isinstance(table, dict):
+            return None
+        name = str(table.get("verifier", "sum" if table.get("trace") == "sum" else "")).partition(":")[0]
+        msgspec.convert(table, _TABLES.get(name, dict))
+    except (ValueError, RecursionError):
         return None
+    return str(value)
 
 
 def _to_row(index: int, question: Question, layout: FileLayout) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The question file: identity, both layouts there and back, and every way a file can be wrong."""
 
 import hashlib
+import random
 from dataclasses import replace
 
 import pyarrow as pa
@@ -10,13 +11,17 @@ from benchmark_layouts import SYSTEM, verl
 from question_sources import question, write
 
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.commands import run
+from exgrpo_cli.evaluation.benchmarks import benchmark_questions, own_benchmark
 from exgrpo_cli.questions.question_file import (
     MADE_BY_PREPARE,
+    METADATA_KEY,
     content_hash,
     is_prepared,
     prompt_of,
     read_metadata,
     read_questions,
+    require_content,
     write_questions,
 )
 
@@ -143,3 +148,91 @@ def test_metadata_of_other_files_is_empty(tmp_path):
 def test_text_that_is_no_unicode_is_refused():
     with pytest.raises(InputError, match=r"row 7, field 'prompt', message 1: 'content' is .*ud800', it must be text"):
         prompt_of([{"role": "user", "content": "half of a pair: \ud800"}], "file: row 7")
+
+
+def harmed(path, seed):
+    """Another row, order or value under the same metadata; returns it in words."""
+    rng = random.Random(seed)
+    table = pq.read_table(path)
+    order = list(range(len(table)))
+    column = rng.choice(["id", "prompt", "answer", "level"])
+    done = rng.choice(["reversed", "lost", "column shifted"])
+    if done == "column shifted":
+        place = table.column_names.index(column)
+        table = table.set_column(place, table.schema.field(place), table.column(column).take([*order[1:], 0]))
+        done += f" ({column})"
+    else:
+        lost = rng.choice(order)
+        table = table.take(order[::-1] if done == "reversed" else [place for place in order if place != lost])
+    pq.write_table(table, path)
+    return done
+
+
+@pytest.mark.parametrize("layout", ["canonical", "verl"])
+def test_a_file_whose_rows_are_not_those_it_was_written_with_is_refused(tmp_path, capsys, layout):
+    """Any of them, wherever a question file is read; `prepare` takes it as it is and says so."""
+    path = tmp_path / "file.parquet"
+    asked = [question(f"{n}+{n}=?", answer=str(2 * n), level=str(n)) for n in range(1, 20)]
+    for seed in range(12 if layout == "canonical" else 1):
+        write_questions(path, asked, {"made_by": MADE_BY_PREPARE}, layout)
+        require_content(path)
+        if layout == "verl":
+            pq.write_table(pq.read_table(path).slice(1), path)
+        else:
+            harmed(path, seed)
+        for reading in (read_questions, require_content):
+            with pytest.raises(InputError, match=r"file.parquet is damaged or was edited: .*content hash \w{16}, not"):
+                reading(path)
+    with pytest.raises(InputError, match="is damaged or was edited"):
+        benchmark_questions(own_benchmark("file"), path)
+    assert run(["prepare", str(path), "--output", str(tmp_path / "new.parquet")]) == 0
+    assert "file not as it was written, taken as it is" in capsys.readouterr().out
+    read_questions(tmp_path / "new.parquet")
+
+
+@pytest.mark.parametrize("metadata", [b"{", b"[" * 100_000, b"[1]", b"\xff\xfe", b"null1"])
+def test_metadata_that_are_no_table_are_damage(tmp_path, metadata):
+    path = tmp_path / "file.parquet"
+    write_questions(path, [question()], {})
+    table = pq.read_table(path)
+    pq.write_table(table.replace_schema_metadata({METADATA_KEY: metadata}), path)
+    with pytest.raises(
+        InputError, match=r"file.parquet is damaged: the metadata that `prepare` wrote are no JSON table"
+    ):
+        read_questions(path)
+    assert read_metadata(path) == {}
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        "[" * 100_000,
+        '{"verifier": "countdown"}',
+        '{"verifier": "countdown", "numbers": ["2"], "target": 2}',
+        '{"verifier": "countdown", "numbers": [2], "target": %s}' % ("9" * 4000),
+        '{"verifier": "countdown", "numbers": [2], "target": %s}' % ("9" * 5000),
+        '{"verifier": "gym:spell_backward"}',
+        '{"trace": "sum", "terms": 3}',
+    ],
+)
+def test_a_verifier_without_what_it_needs_is_refused(tmp_path, metadata):
+    path = write(tmp_path / "file.parquet", canonical_row(metadata=metadata))
+    with pytest.raises(InputError, match=r"row 1, field 'metadata' is .*: it must be a JSON table, or null"):
+        read_questions(path)
+
+
+def test_any_flipped_bytes_leave_the_questions_or_one_line_with_the_file(tmp_path):
+    path = tmp_path / "file.parquet"
+    asked = tuple(question(f"What is {n}+{n}?", answer=str(2 * n), level=str(n)) for n in range(1, 60))
+    write_questions(path, asked, {"made_by": MADE_BY_PREPARE})
+    whole, rng = path.read_bytes(), random.Random(32)
+    for _ in range(300):
+        data = bytearray(whole)
+        for _ in range(rng.choice([1, 1, 16])):
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+        try:
+            found = read_questions(path)
+            assert found.questions == asked
+        except InputError as error:
+            assert "file.parquet" in str(error) and "\n" not in str(error)
