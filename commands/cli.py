@@ -147,7 +147,7 @@ def option_layer(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
         if value is not None:
             section, key = name.split(".")
             is_file = section == "data" and Path(value).exists()
-            layer.setdefault(section, {})[key] = str(Path(value).resolve()) if is_file else value
+            layer.setdefault(section, {})[key] = str(Path(value).absolute()) if is_file else value
     return layer
 
 

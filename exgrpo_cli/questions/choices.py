@@ -10,14 +10,22 @@ from exgrpo_cli.base.types import Question
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _ALPHABETS = {"A": LETTERS, "a": LETTERS.lower(), "1": "123456789"}
 # `(A)`, `[A]`, `A)`, `A.` and `A:`, in letters or digits, bold or behind a bullet or not, at the start of a line. The
-# option may follow a bracket at once, and the other marks too where they are behind a capital.
+# option may follow a bracket at once, and the other marks too where they are behind a capital. Behind a blank it may
+# begin with any sign, such as .44, and behind a capital on the next line.
 _LABEL = re.compile(
     r"^[ \t]*(?:[-*•][ \t]+)?\**(?:\((?P<round>[A-Za-z]|[1-9])\)|\[(?P<square>[A-Za-z]|[1-9])\](?!\()|"
     r"(?P<before>[A-Za-z]|[1-9])(?P<mark>[).:]))"
-    r"(?:\**[ \t]+|\*\*|(?<=[)\]])|(?<=[A-Z][.:]))(?=[^\s)\].:=])",
+    r"(?:\**[ \t]+(?=\S)|(?<=[A-Z][).:])[ \t]*\n[ \t]*(?=\S)|"
+    r"(?:\*\*|(?<=[)\]])|(?<=[A-Z][.:]))(?=[^\s)\].:=]|\.\d))",
     re.MULTILINE,
 )
 _ASKS_FOR_A_LABEL = re.compile(r"\b(?:answer|options?|choices?|choose|select|labels?|letter)\b", re.IGNORECASE)
+_IS_REQUEST = re.compile(
+    r"^\W*(?:please|let'?s|give|name|write|state|which|what|solve|indicate|provide|use|end|put|reason|pick|mark)\b|"
+    r"\b(?:answers?|options?|choices?|choose|select|letters?|respon[ds]\w*|think|step by step|explain|format|boxed)\b|"
+    r"\?\s*$",
+    re.IGNORECASE,
+)
 _ASKS_FOR_A_NUMBER = re.compile(r"\bhow many\b|\bnumber of\b", re.IGNORECASE)
 _PARAGRAPH = re.compile(r"\n\s*\n")
 # What follows the last option without a blank line, as "Answer:", and goes on from it.
@@ -65,15 +73,37 @@ def format_choices(question: str, options: Sequence[str]) -> str:
 def find_choices(text: str) -> Choices | None:
     """The last list of options in a question: one a line, labelled in one style from A, a or 1 on.
 
-    Options run over lines up to the next label, the last one to the next blank line, or to a request that begins a line
+    What `format_choices` wrote is read as it was written. Elsewhere options run over lines up to the next label, the
+    last one to the next blank line and over further paragraphs that ask for nothing, or to a request that begins a line
     where no other option takes two. A numbered list has three options or more and nothing behind it but a request for a
-    label: numbered statements stand in many questions without options.
+    label: numbered statements stand in many questions without options. A list inside an option is no list of its own.
     """
+    if written := _written(text):
+        return written
     labels = list(_LABEL.finditer(text))
+    inner: Choices | None = None
     for place in reversed(range(len(labels))):
         if _name(labels[place]) in _ALPHABETS and (choices := _choices(labels[place:], text)):
-            return choices
-    return None
+            if choices.labels[0] == "A":
+                between = text[choices.spans[-1][0] : inner.spans[0][0]] if inner else ""
+                return inner if _PARAGRAPH.search(between) or "?" in between else choices
+            inner = inner or choices
+    return inner
+
+
+def _written(text: str) -> Choices | None:
+    """The options where the last paragraph is lines `A. option`, `B. option` and so on alone."""
+    begin = text.rfind("\n\n") + 2
+    lines = text[begin:].split("\n") if begin > 1 else []
+    if not 2 <= len(lines) <= len(LETTERS):
+        return None
+    spans = []
+    for letter, line in zip(LETTERS, lines, strict=False):
+        if not (line.startswith(f"{letter}. ") and line[3:].strip()):
+            return None
+        spans.append((begin + 3, begin + len(line)))
+        begin += len(line) + 1
+    return Choices(labels=tuple(LETTERS[: len(lines)]), spans=tuple(spans), text=text)
 
 
 def options_of(question: Question) -> tuple[str, ...] | None:
@@ -89,9 +119,15 @@ def _choices(labels: Sequence["re.Match[str]"], text: str) -> Choices | None:
     pairs = zip(alike, _ALPHABETS[_name(first)], strict=False)
     run = [label for label, _ in takewhile(lambda pair: _name(pair[0]) == pair[1], pairs)]
     texts = [text[one.end() : other.start()].rstrip() for one, other in pairwise(run)]
-    last = _PARAGRAPH.split(text[run[-1].end() :], maxsplit=1)[0].rstrip()
+    # Paragraphs and the blank lines between them, in turn.
+    last, *more = re.split(f"({_PARAGRAPH.pattern})", text[run[-1].end() :])
+    while _name(first) == "A" and len(more) > 1 and more[1].strip() and not _IS_REQUEST.search(more[1]):
+        last, more = last + more[0] + more[1], more[2:]
+    last = last.rstrip()
     if not any("\n" in each for each in texts):
-        last = _REQUEST.split(last, maxsplit=1)[0]
+        request = _REQUEST.search(last)
+        # A list inside the option is none.
+        last = last[: request.start()] if request and not _LABEL.match(last[request.end() :]) else last
     spans = [(label.end(), label.end() + len(each)) for label, each in zip(run, [*texts, last], strict=True)]
     if _name(first) == "1":
         rest = text[spans[-1][1] :].strip(" .\n")
@@ -107,5 +143,6 @@ def _name(label: "re.Match[str]") -> str:
     return label["round"] or label["square"] or label["before"]
 
 
-def _style(label: "re.Match[str]") -> str:
-    return label["mark"] or ("[]" if label["square"] else "()")
+def _style(label: "re.Match[str]") -> tuple[str, bool, bool]:
+    name = _name(label)
+    return label["mark"] or ("[]" if label["square"] else "()"), name.isupper(), name.isdigit()

@@ -1,6 +1,9 @@
 """Multiple-choice questions in the layouts of public sets: found in the text, and put in another order."""
 
+import random
+
 import pytest
+from benchmark_layouts import IN_A_LINE
 from question_sources import question
 
 from exgrpo_cli.evaluation.benchmarks import shuffle_choices
@@ -30,7 +33,18 @@ DEMAND = "Answer the question. The last line has the format 'ANSWER: $LETTER', w
         ("Which?\n1. one\n2. two\n3. three\n\nAnswer with the number of the option.", "123", ("one", "two", "three")),
         # Over lines up to the next label; behind a blank line the question goes on.
         ("Which?\nA) one\nor half\nB) two\n\nName a letter.", "AB", ("one\nor half", "two")),
+        # One that begins with a sign, or on a line of its own.
+        ("Which?\n\nA. .44\nB. .45", "AB", (".44", ".45")),
+        ("Which?\nA. = 3\nB. :b", "AB", ("= 3", ":b")),
+        ("Which?\nA.\n(a) 1\n(b) 2\nB.\n(a) 3\n(b) 4", "AB", ("(a) 1\n(b) 2", "(a) 3\n(b) 4")),
+        # A list inside an option is a part of it.
+        ("Which?\nA) one\nB) two\nC) all of\n1) x\n2) y\n3) z", "ABC", ("one", "two", "all of\n1) x\n2) y\n3) z")),
+        ("(1) It rains.\n(2) It is dry.\n(3) It is.\n\nA. (1)\nB. (2), (3)", "AB", ("(1)", "(2), (3)")),
+        # A paragraph that asks for nothing is the last option's, as it is the others'.
+        ("Which?\nA) a\n\nmore\nB) b\n\nmore of b\n\nThink it over.", "AB", ("a\n\nmore", "b\n\nmore of b")),
+        ("Which?\nA) a\nB) b\n\nThe last line is 'ANSWER: X'.", "AB", ("a", "b")),
         # The last list counts: the first holds statements.
+        ("A. It rains.\nB. It is dry.\nWhich is true?\n(a) A\n(b) B", "ab", ("A", "B")),
         ("(1) It rains.\n(2) It is dry.\n\nWhich is true?\nA) 1\nB) 2", "AB", ("1", "2")),
     ],
 )
@@ -91,3 +105,62 @@ def test_the_gold_moves_with_its_option_and_the_layout_stays(text: str, gold: st
         assert len(found.text) == len(text) and found.text.split("Which?")[0] == text.split("Which?")[0]
         orders.add(shuffled.options)
     assert len(orders) > 2
+
+
+STARTS = (
+    "",
+    ".",
+    "(a) ",
+    "(b) ",
+    "a) ",
+    "A. ",
+    "B) ",
+    "1. ",
+    "= ",
+    ") ",
+    "- ",
+    "**",
+    "[A] ",
+    "Answer: ",
+    "How many? ",
+    "\u2028",
+)
+WORDS = (
+    "one",
+    "44",
+    "(a) 1, (b) 2",
+    "B. two",
+    "1) x 2) y",
+    "answer",
+    "\\frac{1}{2}",
+    "A",
+    "which",
+    "(C)",
+    "$x$.",
+    "two\nlines",
+)
+
+
+def test_options_of_a_column_are_found_as_they_were_whatever_they_hold() -> None:
+    rng = random.Random(32)
+    for _ in range(2000):
+        texts = [
+            rng.choice(STARTS) + " ".join(rng.choices(WORDS, k=rng.randint(1, 3))) for _ in range(rng.randint(2, 12))
+        ]
+        asked = " ".join(rng.choices(WORDS, k=4)) + rng.choice(
+            ["", "\n(a) x\n(b) y", "\nA. x\nB. y\n\nC. z", "\n\n1. x\n2. y\n3. z"]
+        )
+        found = find_choices(format_choices(asked, texts))
+        assert found is not None and found.options == tuple(" ".join(text.split()) for text in texts)
+
+
+@pytest.mark.parametrize("label", ["{}. ", "{}) ", "({}) ", "{}: ", "**{}.** ", "- {}) "])
+def test_options_in_prose_are_found_with_lists_and_paragraphs_in_them(label: str) -> None:
+    rng = random.Random(label)
+    inner = ("(a) x, (b) y", "(a) x\n(b) y", ".44", "a\n\nb, c", "x\n\ny\n\nz", "1. x 2. y")
+    for _ in range(300):
+        texts = [rng.choice(inner) for _ in range(rng.randint(3, 6))]
+        lines = "\n".join(label.format(name) + text for name, text in zip("ABCDEF", texts, strict=False))
+        asked = rng.choice(["What is it?", "Given are\n(1) x\n(2) y\n(3) z\n\nWhat holds?"])
+        found = find_choices(f"{asked}\n\n{lines}{rng.choice(['', IN_A_LINE])}")
+        assert found is not None and found.options == tuple(texts)
