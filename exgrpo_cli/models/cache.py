@@ -19,6 +19,7 @@ from filelock import FileLock
 
 from exgrpo_cli.base.errors import ExgrpoError, InputError, first_line
 from exgrpo_cli.base.files import file_digest, find_damage, whole_folder, write_manifest
+from exgrpo_cli.base.versions import install_command
 
 Notice = Callable[[str], None]
 """Receives the reason for which a folder that exists is built again."""
@@ -159,6 +160,6 @@ def _read(kind: Any, file: Path, **options: Any) -> Any:
     _require_file(file)
     missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
     if missing:
-        raise InputError(f"{file} is a GGUF file, which takes {' and '.join(missing)}: pip install 'exgrpo[gguf]'.")
+        raise InputError(f"{file} is a GGUF file, which takes {' and '.join(missing)}: {install_command('gguf')}.")
     with reading_model(file, "GGUF content that transformers can load"):
         return kind.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False, **options)

@@ -250,11 +250,13 @@ def remarks(score: Mapping[str, Any]) -> str:
         at_k = score["pass_at_k"][str(k)]
         found.append(f"pass@{k} {at_k['value']:.3f} [{at_k['low']:.3f}, {at_k['high']:.3f}]")
     if "valid_pass_at_1" in score:
-        found.append(f"{score['valid_pass_at_1']:.3f} right in every step")
+        found.append(f"{score['valid_pass_at_1']:.3f} right in every step of the working, not in the answer alone")
     constant = score.get("constant_answer", {"pass_at_1": 0.0})
     if constant["pass_at_1"] >= max(LEAST_CONSTANT, score["low"]):
-        found.append(f"not above {constant['pass_at_1']:.3f}, what answering {constant['answer']} throughout gets")
+        gets = f"what answering {constant['answer']} throughout gets"
+        found.append(f"not significantly above {constant['pass_at_1']:.3f}, {gets}")
     for name, second in score.get("second_graders", {}).items():
-        differs = f"by {name} {second['pass_at_1']:.3f} (differs on {second['disagreements']})"
-        found.append(differs if second["disagreements"] else f"{name} agrees")
+        apart = second["disagreements"]
+        differs = f"by the second grader {name} {second['pass_at_1']:.3f} (differs on {apart} answers)"
+        found.append(differs if apart else f"the second grader {name} agrees on every answer")
     return "".join(f"; {remark}" for remark in found)

