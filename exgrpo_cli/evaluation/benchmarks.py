@@ -22,10 +22,11 @@ from exgrpo_cli.evaluation.sampling import QuestionRecord
 from exgrpo_cli.presets import load_preset, preset_names
 from exgrpo_cli.questions.choices import find_choices
 from exgrpo_cli.questions.files import iter_rows
-from exgrpo_cli.questions.layouts import NamedFields, UnusableRow, recognise
+from exgrpo_cli.questions.layouts import NamedFields, recognise
 from exgrpo_cli.questions.made.sums import make_arithmetic
 from exgrpo_cli.questions.question_file import question_id, require_content
 from exgrpo_cli.questions.sources import Source, open_source
+from exgrpo_cli.questions.values import UnusableRow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -129,7 +129,10 @@ def audit(gold: str) -> Verdict:
     math-verify keeps the text beside each expression and accepts equal texts; here only expressions count, since a gold
     that is text alone rejects every other way to write the same answer.
     """
-    expressions = _expressions(_parsed(in_box(plain_notation(gold))))
+    plain = plain_notation(gold)
+    # Of a quantity, 81 km/hr in LaTeX, the value counts: units are compared by rules of our own.
+    values = (_expressions(_parsed(in_box(text))) for text in dict.fromkeys((plain, split_unit(plain)[0])))
+    expressions = next(filter(None, values), None)
     if not expressions:
         return Verdict.UNPARSABLE_GOLD
     return verdict_of(verify(expressions, expressions, timeout_seconds=None))

@@ -5,11 +5,10 @@ names are compared without case.
 """
 
 import hashlib
-import math
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -18,21 +17,41 @@ from exgrpo_cli.base.types import Message, Question
 from exgrpo_cli.grading import last_boxed
 from exgrpo_cli.questions.choices import LETTERS, format_choices
 from exgrpo_cli.questions.files import Row
-from exgrpo_cli.questions.question_file import is_unicode, own_metadata, prompt_of, question_id, reach
+from exgrpo_cli.questions.made.countdown import SOURCE, solve
+from exgrpo_cli.questions.question_file import own_metadata, question_id, reach
+from exgrpo_cli.questions.values import (
+    UnusableRow,
+    filled_text,
+    gold_text,
+    messages_of,
+    optional_text,
+    options_in,
+    place_of_gold,
+)
 
 _GSM8K_MARK = "####"
 _LEVEL = {"level": ("level", "difficulty")}
+_PASSAGE_CHARS = 400
+_LEAST_WORDS = 6
+# Share of a question's words from which another column says the same once more.
+_RESTATED = 0.7
+_BESIDE = re.compile(
+    r"solution|generat|rational|reason|expla|cot\b|respon|completion|output|trace|think|thought|hint|support|proof|"
+    r"analy|step|deriv|target|answer|predict|comment|feedback|critique|judg|transl|code|program|formula|equation|"
+    r"meta|raw|model|prompt|system|question|revision|suggest|messages|text|source|url|licen[cs]e|citation|distractor",
+    re.IGNORECASE,
+)
+"""Names of columns that are long beside a question, and no part of it."""
+_COUNTED = re.compile(r"(-?\d[\d.,/:]*)\s*\([^()\d]*\)")
+_NUMBERED = re.compile(r"\bnumber(\d+)\b")
+_MOST_NUMBERS = 5
 MULTIPLE_CHOICE = "multiple choice"
 """Name of the layouts whose gold is a letter."""
 
-Asked = tuple[tuple[Message, ...], str]
-"""Prompt and gold answer."""
+Asked = tuple[tuple[Message, ...], str] | tuple[tuple[Message, ...], str, str]
+"""Prompt and gold answer, and metadata that name a verifier where the layout has one."""
 Columns = Mapping[str, str]
 """Lower-case name to the name as it is in the file."""
-
-
-class UnusableRow(ValueError):
-    """A row that cannot become a question; the message is the reason it is counted under."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,11 +90,12 @@ class Layout:
     @property
     def wanted(self) -> tuple[str, ...]:
         """Top-level columns that are read."""
-        return tuple(dict.fromkeys(name.partition(".")[0] for name in (*self.columns, *self.own.values()) if name))
+        names = [part for name in (*self.columns, *self.own.values()) if name for part in parts_of(name)]
+        return tuple(dict.fromkeys(name.partition(".")[0] for name in names))
 
     def question(self, row: Row, source: str) -> Question:
         """The question of a row, from `source` where it says nothing else; raises UnusableRow with the reason."""
-        prompt, answer = self.read(*(reach(row, name) for name in self.columns))
+        prompt, answer, *more = self.read(*(joined(row, name) for name in self.columns))
         if self.answer_pattern is not None:
             matches = list(re.finditer(self.answer_pattern, answer))
             if not matches:
@@ -86,10 +106,26 @@ class Layout:
             id=question_id(prompt, answer),
             prompt=prompt,
             answer=answer,
-            source=_optional(own.get("source")) or source,
-            level=_optional(own.get("level")),
-            metadata=own_metadata(own.get("metadata")),
+            source=optional_text(own.get("source")) or source,
+            level=optional_text(own.get("level")),
+            metadata=more[0] if more else own_metadata(own.get("metadata")),
         )
+
+
+def parts_of(name: str) -> list[str]:
+    """`Body` and `Question` of `Body+Question`, columns whose texts are put together."""
+    return name.split("+")
+
+
+def joined(row: Row, name: str) -> Any:
+    """The value of a column; of several, by a +, their texts, one that stands in the next one or is empty left out."""
+    *before, last = (reach(row, part) for part in parts_of(name))
+    if not before or not isinstance(last, str):
+        return last
+    texts = [text.strip() for text in before if isinstance(text, str) and text.strip() and text.strip() not in last]
+    return (
+        " ".join([*texts, last]) if all(len(text) < _PASSAGE_CHARS for text in texts) else "\n\n".join([*texts, last])
+    )
 
 
 def recognise(where: str, rows: Sequence[Row], named: NamedFields) -> Layout:
@@ -101,25 +137,98 @@ def recognise(where: str, rows: Sequence[Row], named: NamedFields) -> Layout:
     lower = {name.lower(): name for name in columns}
     if named.question is not None and named.answer is not None:
         fields = (named.question, named.answer)
-        for option, top in zip(("question", "answer"), (each.partition(".")[0] for each in fields), strict=True):
-            if top not in columns:
-                raise InputError(f"{where} has no column {top!r} for --{option}-field.{nearest(top, columns)}")
+        for option, field in zip(("question", "answer"), fields, strict=True):
+            for top in (part.partition(".")[0] for part in parts_of(field)):
+                if top not in columns:
+                    raise InputError(f"{where} has no column {top!r} for --{option}-field.{nearest(top, columns)}")
         own = {"level": _first_of(lower, _LEVEL["level"])}
         return Layout("named fields", fields, _question_answer, own, named.answer_pattern)
-    for known in _KNOWN:
-        found = [name for names in known.columns if (name := _first_of(lower, names)) is not None]
-        if len(found) == len(known.columns) and known.when(lower, rows):
+    # A column that these rows leave empty, as the options of a set that has few, is none; where nothing fits, it is.
+    filled = {name: column for name, column in lower.items() if name in LETTERS.lower() or _is_filled(rows, column)}
+    for present, known in [(present, known) for present in (filled, lower) for known in _KNOWN]:
+        found = [name for names in known.columns if (name := _first_of(present, names, rows)) is not None]
+        if len(found) == len(known.columns) and known.when(present, rows):
+            story = _first_of(filled, _STORIES) if known.tells else None
+            if story is not None:
+                found[0] = f"{story}+{found[0]}"
             found += [lower[name] for name in takewhile(lower.__contains__, known.more)]
             own = {key: _first_of(lower, names) for key, names in known.own.items()}
-            return Layout(known.name, tuple(found), known.read, own, named.answer_pattern)
+            layout = Layout(known.name, tuple(found), known.read, own, named.answer_pattern)
+            _refuse_unused(where, layout, columns, rows)
+            return layout
     raise InputError(
         f"{where} has no known layout: its columns are {columns}. Name the two that hold the question and "
         f"the gold answer with --question-field and --answer-field."
     )
 
 
+def _refuse_unused(where: str, layout: Layout, columns: Sequence[str], rows: Sequence[Row]) -> None:
+    """Raise InputError where a column that is not read has more words than the question, and none of its own use.
+
+    Facts of a question stand in a column beside it in many sets. A trace, or the question in other words, may be long.
+    """
+    used = [set(" ".join(map(str, (joined(row, name) for name in layout.columns))).lower().split()) for row in rows]
+    asked = sum(len(str(joined(row, layout.columns[0])).split()) for row in rows)
+    for name in columns:
+        texts = [row.get(name) for row in rows]
+        words = [text.lower().split() if isinstance(text, str) else [] for text in texts]
+        total = sum(map(len, words))
+        if name in layout.wanted or _BESIDE.search(name) or total <= max(asked, _LEAST_WORDS * len(rows)):
+            continue
+        again = sum(len(own & set(text)) for own, text in zip(used, words, strict=True)) / max(1, sum(map(len, used)))
+        if again < _RESTATED:
+            first = layout.columns[0]
+            raise InputError(
+                f"{where}: the column {name!r} has more words than {first!r} and would not be used: name all that make "
+                f"the question, as --question-field {name}+{first} (or {first} alone), and the answer's --answer-field."
+            )
+
+
 def _question_answer(question: Any, answer: Any) -> Asked:
-    return _messages(question), gold_text(answer)
+    return messages_of(question), gold_text(answer)
+
+
+def _told_in_two(question: Any, answer: Any) -> Asked:
+    """Facts and question apart (SVAMP, ASDiv); behind a number, what it counts is no part of the gold: 9 (apples)."""
+    counted = _COUNTED.fullmatch(gold_text(answer))
+    return messages_of(question), counted[1] if counted else gold_text(answer)
+
+
+def _numbered(question: Any, numbers: Any, answer: Any) -> Asked:
+    """A text with number0, number1 in place of its numbers (SVAMP for graph-to-tree models)."""
+    values = str(numbers).split()
+    text = _NUMBERED.sub(
+        lambda found: gold_text(float(values[int(found[1])])) if int(found[1]) < len(values) else found[0],
+        filled_text(question, "no question"),
+    )
+    if _NUMBERED.search(text):
+        raise UnusableRow("a number of the question is missing")
+    return _told_in_two(text, answer)
+
+
+def _quantity(question: Any, answer: Any, unit: Any) -> Asked:
+    """A number and its unit apart (SciBench)."""
+    text, unit = gold_text(answer), str(unit or "").strip().strip("$").strip()
+    return messages_of(question), text if unit in ("", "None") or unit in text else f"{text} {unit}"
+
+
+def _countdown(numbers: Any, target: Any) -> Asked:
+    """Numbers and target alone (Countdown-Tasks-3to4); the gold is one solution of many, and graded as such."""
+    try:
+        given, wanted = [int(number) for number in numbers], int(target)
+    except (TypeError, ValueError):
+        raise UnusableRow("no numbers and target") from None
+    solution = solve([(number, str(number)) for number in given], wanted) if 1 < len(given) <= _MOST_NUMBERS else None
+    if solution is None:
+        raise UnusableRow(f"no solution, or over {_MOST_NUMBERS} numbers")
+    listed = ", ".join(map(str, given))
+    text = f"Use each of the numbers {listed} once, with + - * / and brackets, to make {wanted}."
+    metadata = {"verifier": SOURCE, "numbers": given, "target": wanted}
+    return messages_of(text), solution, json.dumps(metadata)
+
+
+def _is_numbered(columns: Columns, rows: Sequence[Row]) -> bool:
+    return any(_NUMBERED.search(str(row.get(columns["question"]))) for row in rows)
 
 
 def _is_gsm8k(columns: Columns, rows: Sequence[Row]) -> bool:
@@ -129,8 +238,8 @@ def _is_gsm8k(columns: Columns, rows: Sequence[Row]) -> bool:
 
 
 def _gsm8k(question: Any, answer: Any) -> Asked:
-    prompt = _messages(question)
-    _, mark, final = _filled(answer, "no answer").rpartition(_GSM8K_MARK)
+    prompt = messages_of(question)
+    _, mark, final = filled_text(answer, "no answer").rpartition(_GSM8K_MARK)
     if not mark:
         raise UnusableRow("no #### answer")
     # 1,200 is a number with a thousands separator, never a list, in this data set.
@@ -138,8 +247,8 @@ def _gsm8k(question: Any, answer: Any) -> Asked:
 
 
 def _math(question: Any, solution: Any) -> Asked:
-    prompt = _messages(question)
-    boxed = last_boxed(_filled(solution, "no solution"))
+    prompt = messages_of(question)
+    boxed = last_boxed(filled_text(solution, "no solution"))
     if boxed is None:
         raise UnusableRow("no boxed answer")
     return prompt, gold_text(boxed)
@@ -147,26 +256,26 @@ def _math(question: Any, solution: Any) -> Asked:
 
 def _listed_choices(question: Any, options: Any, answer: Any) -> Asked:
     """A list (MMLU, MMLU-Pro), texts and labels (ARC), or a table by letter; the answer by any."""
-    texts, labels = _options(options)
-    return _choice(question, texts, _place(answer, texts, labels))
+    texts, labels = options_in(options)
+    return _choice(question, texts, place_of_gold(answer, texts, labels))
 
 
 def _lettered_choices(question: Any, answer: Any, *options: Any) -> Asked:
     # An option left empty, as the fourth where others have five, does not move the letters behind it.
-    return _listed_choices(question, dict(zip(LETTERS, map(_optional, options), strict=False)), answer)
+    return _listed_choices(question, dict(zip(LETTERS, map(optional_text, options), strict=False)), answer)
 
 
 def _separate_choices(question: Any, correct: Any, *wrong: Any) -> Asked:
     """The correct answer, in a column of its own, is placed by a hash of the question."""
-    text = _filled(question, "no question")
-    texts = [_filled(each, "an option is missing") for each in wrong]
+    text = filled_text(question, "no question")
+    texts = [filled_text(each, "an option is missing") for each in wrong]
     place = int(hashlib.sha256(text.encode()).hexdigest(), 16) % (len(texts) + 1)
-    texts.insert(place, _filled(correct, "no answer"))
+    texts.insert(place, filled_text(correct, "no answer"))
     return _choice(text, texts, place)
 
 
 def _choice(question: Any, texts: Sequence[str], place: int) -> Asked:
-    return _messages(format_choices(_filled(question, "no question"), texts)), LETTERS[place]
+    return messages_of(format_choices(filled_text(question, "no question"), texts)), LETTERS[place]
 
 
 class _Known(NamedTuple):
@@ -180,13 +289,18 @@ class _Known(NamedTuple):
     """Further columns that are read, up to the first that is not there."""
     own: Mapping[str, tuple[str, ...]] = _LEVEL
     """As of a `Layout`, by the names that each column may have."""
+    tells: bool = False
+    """Whether facts of the question may stand in a column of their own."""
     when: Callable[[Columns, Sequence[Row]], bool] = lambda columns, rows: True
     """Further condition on the columns and the first few rows."""
 
 
 _QUESTIONS = ("question", "problem", "input")
 _ANSWERS = ("answer", "final_answer", "expected_answer", "ground_truth_answer", "ground_truth", "target")
-_KEYS = ("answerkey", "answer", "answer_index")
+_ASKED = ("question.stem", "question_stem", *_QUESTIONS)
+_OFFERED = ("question.choices", "choices", "options")
+_KEYS = ("answerkey", "answer", "answer_index", "answer_idx", "label", "correct", "correct_option")
+_STORIES = ("body", "passage", "context", "article")
 _WRONG = ("incorrect answer 1", "incorrect answer 2", "incorrect answer 3")
 _VERL = {"source": ("data_source",), "level": ("extra_info.level",), "metadata": ("extra_info.metadata",)}
 _OWN = {name: (name,) for name in _VERL}
@@ -194,88 +308,32 @@ _KNOWN = (
     _Known("verl", (("prompt",), ("reward_model.ground_truth",)), _question_answer, own=_VERL),
     _Known("canonical", (("prompt",), _ANSWERS), _question_answer, own=_OWN),
     _Known(MULTIPLE_CHOICE, (("question",), ("correct answer",), _WRONG[:1]), _separate_choices, _WRONG[1:]),
-    _Known(MULTIPLE_CHOICE, (_QUESTIONS, ("choices", "options"), _KEYS), _listed_choices),
+    _Known(MULTIPLE_CHOICE, (_ASKED, _OFFERED, _KEYS), _listed_choices, tells=True),
     _Known(MULTIPLE_CHOICE, (_QUESTIONS, _ANSWERS, ("a",), ("b",)), _lettered_choices, LETTERS[2:].lower()),
+    _Known("numbers apart", (("question",), ("numbers",), ("answer",)), _numbered, tells=True, when=_is_numbered),
+    _Known(
+        "facts and question", (("question",), ("answer",)), _told_in_two, tells=True, when=lambda c, rows: "body" in c
+    ),
     _Known("gsm8k", (_QUESTIONS, ("answer",)), _gsm8k, when=_is_gsm8k),
-    _Known("question and answer", (_QUESTIONS, _ANSWERS), _question_answer),
+    _Known("question and answer", (_QUESTIONS, _ANSWERS), _question_answer, tells=True),
     _Known("math", (_QUESTIONS, ("solution",)), _math),
+    _Known("scibench", (("problem_text",), ("answer_number",), ("unit",)), _quantity),
+    _Known("countdown", (("nums", "numbers"), ("target",)), _countdown),
     # Rows of two turns, as Open-Reasoner-Zero writes them.
     _Known("orz", (("0.value",), ("1.ground_truth.value",)), _question_answer),
 )
 
 
-def _options(value: Any) -> tuple[list[str], list[str]]:
-    """Texts and labels, if any, of a row's options."""
-    labels: Any = []
-    if isinstance(value, Mapping) and "text" in value:
-        value, labels = value["text"], value.get("label") or []
-    elif isinstance(value, Mapping):
-        # Letters as names; a struct has those that other rows use as nulls.
-        value = {label: text for label, text in value.items() if text is not None}
-        labels, value = list(value), list(value.values())
-    if not isinstance(value, list | tuple) or not 2 <= len(value) <= len(LETTERS):
-        raise UnusableRow("fewer than two options")
-    texts = [_filled(None if text is None else str(text), "an option is missing") for text in value]
-    if not isinstance(labels, list | tuple) or len(labels) not in (0, len(texts)):
-        raise UnusableRow("as many labels as options are needed")
-    return texts, [str(label).strip() for label in labels]
+def _first_of(columns: Columns, names: Sequence[str], rows: Sequence[Row] = ()) -> str | None:
+    """Name, as it is in the file, of the first of `names` that is a column, or reaches into one by a dot.
 
-
-def _place(answer: Any, texts: list[str], labels: list[str]) -> int:
-    """Place of the gold option: by its label, a letter, its text, or a place from 0."""
-    if isinstance(answer, float) and answer.is_integer():
-        # A column of integers with a gap, as pandas writes it.
-        answer = int(answer)
-    named, places = str(answer).strip(), [str(place) for place in range(len(texts))]
-    # A number is no text: 2 is the third of the options 4, 3, 2.
-    spoken = [(list(LETTERS[: len(texts)]), named.upper()), (texts, named)] if isinstance(answer, str) else []
-    for names, name in [(labels, named), *spoken, (places, named)]:
-        if name in names:
-            return names.index(name)
-    raise UnusableRow("the answer is none of the options")
-
-
-def gold_text(value: Any) -> str:
-    """A gold answer as text: numbers without an exponent, the one element of a list, several joined by commas."""
-    if value is None or value != value:
-        raise UnusableRow("no answer")
-    if isinstance(value, list | tuple):
-        if any(isinstance(item, list | tuple) for item in value):
-            raise UnusableRow("answer is a list of lists, not text or a number")
-        return ", ".join(gold_text(item) for item in value) if value else gold_text(None)
-    if isinstance(value, float | Decimal):
-        if value in (math.inf, -math.inf):
-            raise UnusableRow("answer is infinite")
-        return str(int(value)) if value == int(value) else f"{Decimal(str(value)):f}"
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise UnusableRow(f"answer is a {type(value).__name__}, not text or a number")
-    return _filled(str(value), "no answer").strip()
-
-
-def _messages(value: Any) -> tuple[Message, ...]:
-    """A question, text or a list of messages, as messages."""
-    if not isinstance(value, list):
-        return (Message(role="user", content=_filled(value, "no question")),)
-    try:
-        return prompt_of(value, "row")
-    except InputError as error:
-        raise UnusableRow("no usable prompt") from error
-
-
-def _filled(value: Any, reason: str) -> str:
-    """`value` where it is text, not empty and valid Unicode; else raises UnusableRow, with `reason` where empty."""
-    if not isinstance(value, str) or not value.strip():
-        raise UnusableRow(reason)
-    if not is_unicode(value):
-        raise UnusableRow("text is not valid Unicode")
-    return value
-
-
-def _optional(value: Any) -> str | None:
-    return str(value) if value not in (None, "") else None
-
-
-def _first_of(columns: Columns, names: Sequence[str]) -> str | None:
-    """Name, as it is in the file, of the first of `names` that is a column, or reaches into one by a dot."""
+    With `rows` what is reached into has a value in one of them.
+    """
     split = (name.partition(".") for name in names)
-    return next((columns[top] + dot + inner for top, dot, inner in split if top in columns), None)
+    found = (columns[top] + dot + inner for top, dot, inner in split if top in columns)
+    reached = (name for name in found if not rows or "." not in name or any(reach(row, name) for row in rows))
+    return next(reached, None)
+
+
+def _is_filled(rows: Sequence[Row], column: str) -> bool:
+    return any(row.get(column) not in (None, "") for row in rows)

@@ -33,7 +33,7 @@ from exgrpo_cli.questions.audit import (
     sift,
 )
 from exgrpo_cli.questions.files import iter_rows, stem_of
-from exgrpo_cli.questions.layouts import MULTIPLE_CHOICE, Layout, NamedFields, UnusableRow, recognise
+from exgrpo_cli.questions.layouts import MULTIPLE_CHOICE, Layout, NamedFields, recognise
 from exgrpo_cli.questions.made import make_split
 from exgrpo_cli.questions.prompts import PromptLimit
 from exgrpo_cli.questions.question_file import (
@@ -49,6 +49,7 @@ from exgrpo_cli.questions.question_file import (
     write_questions,
 )
 from exgrpo_cli.questions.sources import Source, default_name, open_source
+from exgrpo_cli.questions.values import UnusableRow
 
 DATA_FOLDER = Path("data")
 _SAMPLE_ROWS = 20

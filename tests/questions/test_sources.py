@@ -8,8 +8,8 @@ from question_sources import pairs, read, write
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.questions.choices import find_choices
 from exgrpo_cli.questions.files import iter_rows
-from exgrpo_cli.questions.layouts import UnusableRow, gold_text
 from exgrpo_cli.questions.sources import default_name, select_files
+from exgrpo_cli.questions.values import UnusableRow, gold_text
 
 USER, SYSTEM = {"role": "user", "content": "Sum?"}, {"role": "system", "content": "Think."}
 TURNS = [{"from": "human", "value": "Sum?"}, {"from": "assistant", "ground_truth": {"value": "7", "pass_at_n": 0.5}}]
@@ -188,7 +188,9 @@ def test_default_names(tmp_path):
         (float("inf"), UnusableRow("answer is infinite")),
         ([], UnusableRow("no answer")),
         ([["7"]], UnusableRow("answer is a list of lists, not text or a number")),
-        ({"a": 1}, UnusableRow("answer is a dict, not text or a number")),
+        ({"value": "7", "pass": 1}, "7"),
+        ({"number": "", "spans": ["seven"]}, "seven"),
+        ({"a": 1}, UnusableRow("answer is a dict without value, text, answer")),
     ],
 )
 def test_a_gold_that_is_no_text_is_written_as_one_or_says_why_not(value, gold):

@@ -5,8 +5,9 @@ long to say. A question of level n has n numbers from 1 to 9, each to be used on
 expression that gives the target is right (`exgrpo_cli.grading.verifiers`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 import numpy as np
 
@@ -84,6 +85,21 @@ def draw_attempt(numbers: tuple[int, ...], rng: np.random.Generator) -> Attempt:
             values.append({"+": last + number, "-": last - number, "*": last * number}[sign])
         if all(0 <= value <= _LARGEST for value in values):
             return Attempt(numbers=tuple(order), signs=signs, values=tuple(values[1:]))
+
+
+def solve(numbers: Sequence[tuple[int, str]], target: int) -> str | None:
+    """An expression of all numbers, each with its text, that gives the target, whole on the way; None without one."""
+    if len(numbers) == 1:
+        return numbers[0][1] if numbers[0][0] == target else None
+    for one, other in permutations(range(len(numbers)), 2):
+        (a, left), (b, right) = numbers[one], numbers[other]
+        rest = [number for place, number in enumerate(numbers) if place not in (one, other)]
+        results = [(a - b, "-"), *([(a + b, "+"), (a * b, "*")] if one < other else [])]
+        results += [(a // b, "/")] if b and a % b == 0 else []
+        for value, sign in results:
+            if (found := solve([*rest, (value, f"({left}{sign}{right})")], target)) is not None:
+                return found
+    return None
 
 
 def prompt_text(numbers: tuple[int, ...], target: int) -> str:

@@ -1,0 +1,219 @@
+"""Rows as public sets have them: all of the question, the right gold, and an error where half of it would be lost."""
+
+import json
+import random
+
+import pytest
+from question_sources import pairs, read, write
+
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.types import Verdict
+from exgrpo_cli.config.sections.run import GradingSettings
+from exgrpo_cli.grading import GradingPool
+
+BODY, ASKED = "Mary has 5 apples and buys 4 more.", "How many apples has she?"
+LETTERED = "{}\n\nA. 21\nB. 22\nC. 23"
+PUBLIC = {
+    "SVAMP": (
+        {"ID": "1", "Body": BODY, "Question": ASKED, "Equation": "( 5.0 + 4.0 )", "Answer": "9.0", "Type": "Addition"},
+        (f"{BODY} {ASKED}", "9.0"),
+    ),
+    "SVAMP on the hub": (
+        {"Body": BODY, "Question": ASKED, "Answer": 9, "question_concat": f"{BODY} {ASKED}"},
+        (f"{BODY} {ASKED}", "9"),
+    ),
+    "SVAMP, numbers apart": (
+        {
+            "Question": "Mary has number0 books and number1 pens . How many?",
+            "Numbers": "5.0 4.5",
+            "Equation": "+ number0 number1",
+            "Answer": "9.5",
+        },
+        ("Mary has 5 books and 4.5 pens . How many?", "9.5"),
+    ),
+    "ASDiv": (
+        {"body": BODY, "question": ASKED, "solution_type": "Addition", "answer": "9 (apples)", "formula": "5+4=9"},
+        (f"{BODY} {ASKED}", "9"),
+    ),
+    "AGIEval": (
+        {
+            "passage": "A long story.",
+            "question": "Which?",
+            "options": ["(A)21", "(B)22", "(C)23"],
+            "label": "B",
+            "answer": None,
+            "other": None,
+        },
+        (LETTERED.format("A long story. Which?"), "B"),
+    ),
+    "AGIEval, mathematics": (
+        {
+            "passage": None,
+            "question": "Sum?",
+            "options": None,
+            "label": None,
+            "answer": "7",
+            "other": {"solution": "It is 7."},
+        },
+        ("Sum?", "7"),
+    ),
+    "AQuA": (
+        {
+            "question": "Which?",
+            "options": ["A)21", "B)22", "C)23"],
+            "rationale": "Because of this and that it is B.",
+            "correct": "B",
+        },
+        (LETTERED.format("Which?"), "B"),
+    ),
+    "MathQA": (
+        {
+            "Problem": "Which?",
+            "Rationale": "x",
+            "options": "a ) 21 , b ) 22 , c ) 23",
+            "correct": "b",
+            "category": "gain",
+        },
+        (LETTERED.format("Which?"), "B"),
+    ),
+    "SciBench": (
+        {
+            "problem_text": "What mass?",
+            "answer_number": "8.31",
+            "answer_latex": "8.31",
+            "unit": "$\\mathrm{~g}$",
+            "source": "atkins",
+            "problemid": "1.1",
+        },
+        ("What mass?", "8.31 \\mathrm{~g}"),
+    ),
+    "CommonsenseQA as published": (
+        {
+            "answerKey": "B",
+            "id": "x",
+            "question": {
+                "question_concept": "x",
+                "stem": "Which?",
+                "choices": [
+                    {"label": label, "text": text} for label, text in zip("ABC", ("21", "22", "23"), strict=True)
+                ],
+            },
+        },
+        (LETTERED.format("Which?"), "B"),
+    ),
+    "OpenBookQA": (
+        {
+            "id": "x",
+            "question_stem": "Which?",
+            "choices": {"text": ["21", "22", "23"], "label": ["A", "B", "C"]},
+            "answerKey": "B",
+        },
+        (LETTERED.format("Which?"), "B"),
+    ),
+    "MedQA": (
+        {
+            "question": "Which?",
+            "answer": "22",
+            "options": {"A": "21", "B": "22", "C": "23"},
+            "meta_info": "step1",
+            "answer_idx": "B",
+        },
+        (LETTERED.format("Which?"), "B"),
+    ),
+    "RACE": (
+        {"example_id": "x", "article": "A story.", "answer": "B", "question": "Which?", "options": ["21", "22", "23"]},
+        (LETTERED.format("A story. Which?"), "B"),
+    ),
+    "answers in a table": ({"question": "Sum?", "answer": {"value": 7.0, "unit": None}}, ("Sum?", "7")),
+}
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_set_is_read_whole(tmp_path, name, suffix):
+    row, expected = PUBLIC[name]
+    reading = read(write(tmp_path / f"set{suffix}", row, row))
+    assert pairs(reading) == [expected] and not reading.dropped
+
+
+def test_countdown_rows_bring_a_solution_and_their_verifier(tmp_path):
+    rng, rows = (
+        random.Random(3),
+        [{"nums": [7, 7], "target": 5}, {"nums": "x", "target": 1}, {"nums": [3], "target": 3}],
+    )
+    for _ in range(30):
+        numbers = [rng.randint(1, 99) for _ in range(rng.choice([3, 4]))]
+        rows.append({"nums": numbers, "target": numbers[0] * numbers[1] - sum(numbers[2:])})
+    reading = read(write(tmp_path / "set.jsonl", *rows))
+    assert reading.layout == "countdown" and len(reading.questions) == 30
+    assert dict(reading.dropped) == {"no solution, or over 5 numbers": 2, "no numbers and target": 1}
+    first = reading.questions[0]
+    assert json.loads(first.metadata) == {
+        "verifier": "countdown",
+        "numbers": rows[3]["nums"],
+        "target": rows[3]["target"],
+    }
+    assert first.prompt[0].content.endswith(f"to make {rows[3]['target']}.")
+    with GradingPool(GradingSettings()) as pool:
+        golds = pool.verify_gold([own.answer for own in reading.questions], [own.metadata for own in reading.questions])
+    assert set(golds) == {Verdict.CORRECT}
+
+
+def test_a_column_that_holds_most_of_the_words_and_is_not_read_is_an_error(tmp_path):
+    facts = "In the shop of the old man there are five red and four green apples on the shelf."
+    path = write(
+        tmp_path / "set.jsonl",
+        *({"Narrative": f"{facts} {n}", "question": f"How many, {n}?", "answer": "9"} for n in range(3)),
+    )
+    with pytest.raises(
+        InputError,
+        match=r"set.jsonl: the column 'Narrative' has more words than 'question' .*-field Narrative\+question",
+    ):
+        read(path)
+    assert pairs(read(path, question="Narrative+question", answer="answer"))[0] == (f"{facts} 0 How many, 0?", "9")
+    assert pairs(read(path, question="question", answer="answer"))[0] == ("How many, 0?", "9")
+    with pytest.raises(InputError, match=r"no column 'Narrativ' for --question-field. Did you mean 'Narrative'"):
+        read(path, question="Narrativ+question", answer="answer")
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        "solution",
+        "generations",
+        "r1_solution_1",
+        "rationale",
+        "Pre-Revision Question",
+        "Explanation",
+        "qwq_response",
+        "long_cot",
+        "prompt_text",
+    ],
+)
+def test_traces_and_notes_beside_a_question_may_be_long(tmp_path, column):
+    rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1), column: "word after word " * 40} for n in range(3)]
+    assert len(read(write(tmp_path / "set.jsonl", *rows)).questions) == 3
+    # The question in other words, under any name.
+    rows = [
+        {
+            "question": f"What is the sum {n} + 1?",
+            "answer": "1",
+            "x": f"User: What is the sum {n} + 1? Now answer it, please, as well as you can.",
+        }
+        for n in range(3)
+    ]
+    assert len(read(write(tmp_path / "set.jsonl", *rows)).questions) == 3
+
+
+@pytest.mark.parametrize(
+    "gold",
+    [
+        r"$81 \mathrm{~km} / \mathrm{hr}$",
+        r"$10 \mathrm{~m}/\mathrm{s}^2$",
+        r"$8 \mathrm{~W} / \mathrm{m}^2$",
+        r"$3 \mathrm{~kg} / \mathrm{m}^{3}$",
+    ],
+)
+def test_a_gold_that_the_grader_grades_is_kept(gold):
+    with GradingPool(GradingSettings()) as pool:
+        assert pool.verify_gold([gold, r"\frac{1}{"]) == [Verdict.CORRECT, Verdict.UNPARSABLE_GOLD]
