@@ -93,6 +93,7 @@ def train(
       exgrpo train --backbone qwen-math-7b --launcher slurm --config cluster.toml
     """
     from exgrpo_cli.base.reporter import make_reporter
+    from exgrpo_cli.runs.folder import RunFolder
     from exgrpo_cli.runs.result import read_summary
     from exgrpo_cli.runs.watchdog import TimeLimit
     from exgrpo_cli.training import start as core
@@ -101,6 +102,9 @@ def train(
         raise InputError("--check measures two steps, --dry-run starts nothing: leave one of them out.")
     time_limit = None if options.time_limit is None else TimeLimit.parse(options.time_limit)
     start = core.plan_start(options.request())
+    if not start.resume and "RANK" not in os.environ:
+        # Before the headline; of several ranks the first one makes the folder.
+        RunFolder.check_new(start.folder)
     if launcher == "slurm":
         _launch(start, options, speech, dry_run=dry_run, check=check)
         return

@@ -4,8 +4,10 @@ Everything of it goes to stderr; stdout belongs to the command's data, of which 
 """
 
 import math
+import textwrap
 import time
 from collections.abc import Iterable, Mapping
+from copy import copy
 from typing import Any
 
 from rich.columns import Columns
@@ -202,7 +204,8 @@ def stdout_console() -> Console:
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """Print a table whose right-aligned columns, the numbers, keep to one line; too wide a one as lists of its rows.
+    """Print a table whose right-aligned columns, the numbers, keep to one line; too wide a one as several tables of
+    some of its columns, or, where not even two fit, as lists of its rows.
 
     Other columns keep the width of a few words. Rich itself would count the longest word of a cell that must not wrap,
     and squeeze others to nothing for it.
@@ -212,9 +215,37 @@ def print_table(table: Table, console: Console | None = None) -> None:
         column.no_wrap = column.no_wrap or column.justify == "right"
         longest = max((len(_plain(cell)) for cell in (column.header, *column.cells)), default=0)
         column.min_width = longest if column.no_wrap else min(longest, _FEW_WORDS)
+    parts = [table] if _fits(table, console) else _in_parts(table, console)
+    for part in parts or [as_lists(table)]:
+        console.print(part)
+
+
+def _fits(table: Table, console: Console) -> bool:
     # Measured with room to spare: in a narrow console no minimum is above its width.
-    least = console.measure(table, options=console.options.update(width=_AMPLE)).minimum
-    console.print(table if least <= console.width else as_lists(table))
+    return console.measure(table, options=console.options.update(width=_AMPLE)).minimum <= console.width
+
+
+def _in_parts(table: Table, console: Console) -> list[Table]:
+    """Tables of the first column and as many of the others as fit, whose headings may wrap; none where one does not."""
+    names, *others = table.columns
+    for column in others:
+        longest = max((len(_plain(cell)) for cell in column.cells), default=0)
+        if column.no_wrap:
+            column.header = "\n".join(textwrap.wrap(_plain(column.header), max(longest, _FEW_WORDS)))
+            column.min_width = max(map(len, (*column.header.split("\n"), "0" * longest)))
+    parts: list[Table] = []
+    for column in others:
+        wider = copy(parts[-1] if parts else table)
+        wider.columns = [*(parts[-1].columns if parts else [names]), column]
+        if not parts or not _fits(wider, console):
+            parts.append(copy(table))
+            parts[-1].columns = [names, column]
+            parts[-1].title = None if len(parts) > 1 else table.title
+        else:
+            parts[-1] = wider
+    for part in parts[:-1]:
+        part.caption = None
+    return parts if all(_fits(part, console) for part in parts) else []
 
 
 def as_lists(table: Table) -> RenderableType:

@@ -251,6 +251,7 @@ def _run(plan: EvaluationPlan, session: Session, *, quiet: bool) -> dict[str, An
             if 0 < done < total:
                 reporter.note(f"{name}: going on after {done} of {total} questions")
             if left:
+                reporter.progress(done, total, name)
                 respond, began = prepared.open(), time.monotonic()
                 evaluation = sample_and_grade(
                     left,

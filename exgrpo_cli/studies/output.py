@@ -82,7 +82,7 @@ def score_rows(report: Numbers) -> Rows:
         rows.append([name, str(len(arm["seeds"])), f"{arm['before']:.3f}", after, within, *compared, seconds])
     coverage = [list(arm["pass_at_k"].items())[-1:] for arm in arms.values()]
     if ks := [k for found in coverage for k, _ in found]:
-        header += [f"pass@{ks[0]}", against, "p (Holm)"]
+        header += [f"pass@{ks[0]}", f"pass@{ks[0]} {against}", "p (Holm)"]
         for row, found in zip(rows, coverage, strict=True):
             row += _cells(found[0][1] if found else None)
     return [header, *rows]

@@ -265,6 +265,7 @@ def ask(run: ActiveRun, questions: Sequence[Question], what: str, asked: str) ->
         together = parts.config.rollout.tensor_parallel
         own = parts.ranks.scatter(questions, together=together)
         done = itertools.count(1)
+        run.reporter.progress(0, len(own), what)
         evaluation = sample_and_grade(
             [QuestionRecord(question=question, options=options_of(question)) for question in own],
             from_generator(local_generator(parts.generator), parts.backbone.decode, parts.prompts),

@@ -131,6 +131,9 @@ def run_steps(run: ActiveRun) -> None:
             ask_trained(run, "before training")
             state.heldout_before = ask_heldout(run, "before training")
     last_step = config.run.last_step
+    if state.step < last_step and not state.finished.is_final:
+        # A first step may take minutes.
+        run.reporter.progress(int(state.spent(config.run.budget)), config.run.whole_budget, "training")
     while state.step < last_step and not state.finished.is_final:
         started = time.perf_counter()
         result = run_step(run.parts, state, state.step + 1, Clock(run.watchdog.phase))

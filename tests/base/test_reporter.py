@@ -65,8 +65,38 @@ def test_numbers_are_never_cut(width: int) -> None:
     for number in ("2,368", "10,441", "1,207", "31,902"):
         assert number in text, text
     assert all(len(line) <= max(width, 25) for line in text.splitlines())
-    # What does not fit becomes a list.
-    assert ("│" in text) is (width > 60)
+    # Too wide a table becomes several, and a list where not even two columns fit.
+    assert text.count("┌") + text.count("┏") == {120: 1, 80: 1, 60: 2}.get(width, 0)
+    assert text.count("runs/exgrpo-tiny-20260101") == {60: 2, 12: 0}.get(width, 1)
+
+
+def test_a_study_of_four_arms_is_a_few_tables_of_four_rows() -> None:
+    """Not a line for each value: at 120 columns its eleven columns take two tables."""
+    names = "arm|seeds|before|after|95 %|minus on-policy|p (Holm)|s/run|pass@4|minus on-policy|p (Holm)"
+    headings = names.split("|")
+    cells = ["3", "0.256", "0.525", "[0.500, 0.550]", *["+0.010 [-0.010, 0.030]", "0.123", "61", "0.800"]]
+    table = Table(headings[0], title="held-out pass@1")
+    for heading in headings[1:]:
+        table.add_column(heading, justify="right")
+    for arm in ("on-policy", "ent:min", "ent:max", "random"):
+        table.add_row(arm, *cells, "+0.010 [-0.010, 0.030]", "0.500")
+    out = io.StringIO()
+    print_table(table, Console(file=out, width=120))
+    lines = out.getvalue().splitlines()
+    assert len(lines) <= 18 and max(map(len, lines)) <= 120
+    assert sum("ent:min" in line for line in lines) == 2
+
+
+def test_a_bar_is_there_before_anything_is_done() -> None:
+    """A first answer of a real model may take minutes."""
+    out = io.StringIO()
+    PlainReporter(Console(file=out, width=80)).progress(0, 500, "held-out, before training")
+    assert out.getvalue() == "held-out, before training: 0/500\n"
+    live = io.StringIO()
+    reporter = LiveReporter(Console(file=live, width=100, force_terminal=True))
+    reporter.progress(0, 500, "held-out, before training")
+    reporter.close()
+    assert "held-out, before training" in live.getvalue() and "0/500" in live.getvalue()
 
 
 def test_no_column_is_squeezed_to_nothing_by_one_that_must_not_wrap() -> None:

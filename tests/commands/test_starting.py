@@ -38,3 +38,12 @@ def test_a_line_comes_before_what_is_slow_to_import(arguments: list[str], tmp_pa
     assert list(tmp_path.iterdir()) == []
     if arguments[0] == "train":
         assert outcome("--quiet") == (7, "", "")
+        (tmp_path / "taken").mkdir()
+        (tmp_path / "taken" / "config.toml").write_text("")
+        code, data, talk = outcome("--output", "taken")
+        # No headline of a run that is refused.
+        assert (code, data, talk.count("exgrpo on tiny")) == (
+            2,
+            "",
+            0,
+        ) and "taken exists: choose another --output" in talk

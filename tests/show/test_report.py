@@ -142,6 +142,6 @@ def test_what_is_neither_a_run_nor_a_study_is_one_line(
     assert "is neither a run (no config.toml) nor a study" in capsys.readouterr().err
     assert exgrpo(["report", str(tmp_path / "nowhere")]) == 2
     assert "is neither a run" in capsys.readouterr().err
-    assert exgrpo(["report", str(run), "--output", "/dev/null/page.html"]) == 1
+    assert exgrpo(["report", str(run), "--output", "/dev/null/page.html"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and "cannot be written" in err

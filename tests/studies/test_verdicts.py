@@ -219,7 +219,7 @@ def test_arms_of_like_pass_at_1_are_told_apart_by_what_they_reach() -> None:
     # pass@2 of 2 right in 4: 1 - C(2,2) / C(4,2) = 5/6; seed 0 has three such questions of four.
     assert replay["pass_at_k"]["2"]["seeds"][0] == pytest.approx(3 / 4 * 5 / 6)
     lines = markdown(score_rows(found)).splitlines()
-    assert lines[0].endswith("| pass@4 | minus on-policy | p (Holm) |")
+    assert lines[0].endswith("| pass@4 | pass@4 minus on-policy | p (Holm) |")
     assert "| 0.875 | +0.375 " in lines[2]
     for table in (score_rows(found), endpoint_rows(found)):
         assert len({len(row) for row in table}) == 1

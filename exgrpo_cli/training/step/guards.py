@@ -19,6 +19,12 @@ COLLAPSED = 0.1
 """Share of the first entropy below which a policy that is mostly wrong counts as collapsed."""
 CUT_OFF = 0.5
 """Share of responses at the length limit that is worth a word."""
+FALLEN = 0.5
+"""Share of an earlier pass@1 on fresh questions below which it has fallen."""
+FALL_STEPS, FALL_WITHIN = 3, 20
+"""Steps whose pass@1 is taken together, and steps back in which an earlier one counts: the questions change."""
+FALL_ERRORS = 3.0
+"""Standard errors by which a fall must exceed chance; a question's rate has a variance of at most a quarter."""
 SKIPPED = 0.25
 """Share of skipped updates, over a guard's steps, that is worth a word."""
 MAX_MEAN_GAPS = {"float32": 1e-3, "bfloat16": 0.05}
@@ -49,6 +55,8 @@ class Guards:
         self._held = [0] * len(GUARDS)
         self.first_entropies: list[float] = []
         """Mean token entropies (nats) of the run's first steps."""
+        self.fresh: list[tuple[float, int]] = []
+        """pass@1 on the fresh questions of the latest steps, and how many these were."""
         for line in lines:
             self._count(line)
 
@@ -59,6 +67,9 @@ class Guards:
     def _count(self, line: Line) -> list[Guard]:
         if len(self.first_entropies) < FIRST_STEPS and "policy/entropy" in line:
             self.first_entropies.append(line["policy/entropy"])
+        if "batch/pass_at_1" in line:
+            self.fresh = [*self.fresh, (line["batch/pass_at_1"], line.get("batch/questions", 1))]
+            self.fresh = self.fresh[-FALL_WITHIN - FALL_STEPS :]
         fired = []
         for number, guard in enumerate(GUARDS):
             self._held[number] = self._held[number] + 1 if guard.holds(self, line) else 0
@@ -70,6 +81,18 @@ class Guards:
 def _collapsed(guards: Guards, line: Line) -> bool:
     first, entropy = guards.first_entropies, line.get("policy/entropy", math.inf)
     return entropy * len(first) < COLLAPSED * sum(first) and line.get("batch/pass_at_1", 1.0) < 0.5
+
+
+def _fallen(guards: Guards, line: Line) -> bool:
+    """Whether success on fresh questions is far below that of some steps before, beyond chance."""
+    spans = [guards.fresh[end - FALL_STEPS : end] for end in range(FALL_STEPS, len(guards.fresh) + 1)]
+    counts = [sum(asked for _, asked in span) for span in spans]
+    rates = [sum(rate * asked for rate, asked in span) / count for span, count in zip(spans, counts, strict=True)]
+    earlier = list(zip(rates, counts, strict=True))[:-FALL_STEPS]
+    if not earlier:
+        return False
+    best, asked = max(earlier)
+    return rates[-1] < FALLEN * best and best - rates[-1] > FALL_ERRORS * math.sqrt(0.25 / asked + 0.25 / counts[-1])
 
 
 def _skipping(guards: Guards, line: Line) -> bool:
@@ -102,6 +125,14 @@ GUARDS = (
         "of the first steps', at a pass rate of {batch/pass_at_1:.3f}; usual causes: a learning rate that is too high "
         "(optim.learning_rate), no entropy bonus (objective.entropy_coefficient)",
         with_verdicts=True,
+    ),
+    Guard(
+        after=1,
+        holds=_fallen,
+        message="success on fresh questions is less than half of what it was within the last 20 steps: now "
+        "{batch/pass_at_1:.3f}; usual causes: a learning rate that is too high (optim.learning_rate), replayed answers "
+        "that the policy has left behind (policy/ratio_replay_max, replay.max_age), harder questions once others "
+        "retire",
     ),
     Guard(
         after=3,

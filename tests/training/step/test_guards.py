@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from run_leaves import Listener, metrics
 
@@ -48,6 +49,20 @@ def test_a_guard_speaks_once_when_its_condition_has_lasted_and_again_after_a_bre
     assert re.search(words, note)
     assert list(said(*[change] * after, {}, *[change] * after)) == [after, 2 * after + 1]
     assert said(*[change] * (after - 1), {}, *[change] * (after - 1)) == {}
+
+
+def test_a_dip_between_validations_is_said_once_and_chance_is_not():
+    """From 0.6 to 0.2 on 32 questions a step: 3 standard errors of two times 3 x 32 questions are 0.22."""
+    good, bad = ({"batch/pass_at_1": rate, "batch/questions": 32} for rate in (0.6, 0.2))
+    notes = said(*[good] * 10, *[bad] * 10)
+    assert list(notes) == [13] and "less than half of what it was within the last 20 steps: now 0.200" in notes[13][0]
+    assert said(*[good | {"batch/questions": 4}] * 10, *[bad | {"batch/questions": 4}] * 10) == {}
+    slowly = [good | {"batch/pass_at_1": 0.6 - 0.01 * step} for step in range(50)]
+    assert list(said(*slowly[:30])) == []
+    assert said(*[bad] * 10, *[good] * 10) == {}
+    for seed in range(20):
+        rates = np.random.default_rng(seed).binomial(8, 0.3, size=(200, 8)).mean(axis=1) / 8
+        assert said(*({"batch/pass_at_1": float(rate), "batch/questions": 8} for rate in rates)) == {}
 
 
 def test_certainty_is_a_collapse_only_where_the_answers_are_wrong():
