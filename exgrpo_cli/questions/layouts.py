@@ -158,7 +158,8 @@ def recognise(where: str, rows: Sequence[Row], named: NamedFields) -> Layout:
             return layout
     raise InputError(
         f"{where} has no known layout: its columns are {columns}. Name the two that hold the question and "
-        f"the gold answer with --question-field and --answer-field."
+        f"the gold answer with --question-field and --answer-field (a conversation without a gold answer, an "
+        "environment or tools are no questions)."
     )
 
 

@@ -104,11 +104,16 @@ class PrepareReport:
     """Findings about questions that were kept."""
     output: Path = Path()
     seconds: float = 0.0
+    other: "PrepareReport | None" = None
+    """The other part of a split, which has the rest of what was read."""
+    is_heldout: bool = False
+    """Whether it is the held-out part of a split."""
 
     def findings(self) -> dict[str, Any]:
-        """The counts, read = kept + folded + dropped, and every reason with examples."""
+        """The counts, read = kept + folded + dropped (+ other part of a split), and every reason with examples."""
         kept, dropped = len(self.questions), dict(self.dropped)
-        counts = {"read": self.num_read, "kept": kept, "folded": self.num_folded, "dropped": dropped}
+        counts: dict[str, Any] = {"read": self.num_read, "kept": kept, "folded": self.num_folded, "dropped": dropped}
+        counts |= {} if self.other is None else {"other_part": len(self.other.questions)}
         return {"counts": counts, "dropped": self.dropped.to_json(), "marked": self.marked.to_json()}
 
     def to_json(self) -> dict[str, Any]:
@@ -125,7 +130,9 @@ class PrepareReport:
         }
 
     def lines(self) -> list[str]:
-        """The report as text."""
+        """The report as text; of the held-out part of a split nothing, since it is in that of the other one."""
+        if self.is_heldout:
+            return []
         report, source = self.to_json(), self.source
         commit = source.revision and f"at {source.revision[:12]}"
         where = " ".join(part for part in (source.name, source.split, commit) if part)
@@ -137,6 +144,7 @@ class PrepareReport:
             f"  {self.dropped.total():>8,} dropped",
             *self.dropped.lines(),
             f"  {len(self.questions):>8,} kept in {self.output}",
+            *([f"  {len(self.other.questions):>8,} held out in {self.other.output}"] if self.other else []),
             *self.marked.lines(),
             *([f"  levels: {levels}"] if levels else []),
             f"  content hash {report['content_hash'][:16]}",
@@ -198,6 +206,9 @@ def prepare(source: str, output: Path, options: PrepareOptions, progress: Progre
         beside = [{"heldout": outputs[1].name}, {"heldout_of": output.name}]
     seconds = time.perf_counter() - started
     reports = [replace(report, output=path, seconds=seconds) for path, report in zip(outputs, reports, strict=True)]
+    if options.split is not None:
+        train, heldout = reports
+        reports = [replace(train, other=heldout), replace(heldout, other=train, is_heldout=True)]
     # The held-out file first: a training file that names it must find it.
     for report, names in reversed(list(zip(reports, beside, strict=False))):
         write_questions(report.output, report.questions, {**_metadata(report, options), **names}, options.layout)

@@ -1,11 +1,13 @@
 """`exgrpo prepare` as typed: files, reports, exit codes, one line for what is wrong."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
 
 import pytest
+from question_sources import write
 
 from exgrpo_cli.commands import run
 from exgrpo_cli.models.tiny import make_tokenizer
@@ -139,3 +141,18 @@ def test_what_is_wrong_is_one_line_and_exit_2(folder, capsys, arguments, message
     assert message in lines[-1] and captured.out == ""
     assert all(line.startswith("exgrpo: reading ") for line in lines[:-1])
     assert not (folder / "data").exists()
+
+
+def test_the_report_of_a_split_adds_up(folder, capsys):
+    rows = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(20)]
+    write(folder / "mine.jsonl", *rows, rows[0], {"question": "And?", "answer": None})
+    assert run(["prepare", "mine.jsonl", "--split", "0.2"]) == 0
+    told = capsys.readouterr().out
+    counts = [int(line.split()[0]) for line in told.splitlines()[1:] if re.match(r" {5,10}\d", line)]
+    # Read, folded, dropped, of that without an answer, kept, held out.
+    assert counts == [22, 1, 1, 1, 16, 4] and "4 held out in data/mine-heldout.parquet" in told
+    assert run(["prepare", "mine.jsonl", "--split", "0.2", "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    for part in (value, value["heldout"]):
+        read, kept, folded, dropped, other = part["counts"].values()
+        assert read == kept + folded + sum(dropped.values()) + other == 22
