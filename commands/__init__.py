@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
-from exgrpo_cli.base.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError, is_exhaustion
+from exgrpo_cli.base.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError, alike, is_exhaustion
 from exgrpo_cli.base.output import PrintableRecord, data_alone, loading_note, tell_warnings
 from exgrpo_cli.commands.ablate import ablate
 from exgrpo_cli.commands.cli import talk
@@ -92,7 +92,7 @@ def run(arguments: list[str], commands: typer.Typer = app) -> int:
         sys.stdout.flush()
     except TyperException as error:
         # Without arguments the help has been printed, and there is nothing to add.
-        if message := _one_line(error.format_message()).rstrip("."):
+        if message := _one_line(_unknown_option(error) or error.format_message()).rstrip("."):
             end = "" if message.endswith("?") else "."
             talk(f"exgrpo: {message}{end} See `{_help_line(arguments)}`.")
         return error.exit_code
@@ -145,6 +145,22 @@ def _report(arguments: Sequence[str], error: BaseException, line: str, exit_code
         talk("".join(traceback.format_exception(error)).rstrip())
     talk(line)
     return exit_code
+
+
+def _unknown_option(error: TyperException) -> str:
+    """Message of an unknown option that means one of the command's, or a setting; empty for other errors."""
+    name, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    if not isinstance(name, str) or context is None:
+        return ""
+    offered = {each for parameter in context.command.params for each in parameter.opts}
+    found = [f"--{each}" for each in alike(name.lstrip("-"), (each.lstrip("-") for each in offered))]
+    if not found and "--set" in offered:
+        from exgrpo_cli.config.settings import Config, flat
+
+        found = [f"--set {key}=..." for key in alike(name.lstrip("-"), flat(Config()))]
+        if name.startswith("--lora"):
+            return f"No such option: {name}. All weights are trained, there is no LoRA"
+    return f"No such option: {name}. Did you mean {' or '.join(found)}?" if found else ""
 
 
 def _one_line(text: str) -> str:

@@ -3,6 +3,8 @@
 Every message is one line that names the thing, its value, the bound and what to do next.
 """
 
+from collections.abc import Iterable
+
 EXIT_DONE = 0
 EXIT_STOPPED = 1
 EXIT_REFUSED = 2
@@ -53,11 +55,32 @@ def is_exhaustion(error: BaseException) -> bool:
     return is_panic or isinstance(error, MemoryError) or any(words in text for words in _EXHAUSTED)
 
 
+MEANT = {
+    "lr": "learning_rate", "batch_size": "questions_per_step", "train_batch_size": "questions_per_step",
+    "num_generations": "group_size", "rollouts": "group_size", "max_tokens": "max_response_tokens",
+    "max_new_tokens": "max_response_tokens", "max_completion_length": "max_response_tokens",
+    "max_length": "max_response_tokens", "max_prompt_length": "max_prompt_tokens", "epochs": "steps",
+    "max_steps": "steps", "num_steps": "steps", "model": "backbone", "dataset": "data", "output_dir": "output",
+    "gpus": "nproc", "reward": "grader", "reward_fn": "grader", "reward_function": "grader", "verifier": "grader",
+    "beta": "kl_coefficient", "kl": "kl_coefficient", "entropy": "entropy_coefficient", "warmup": "warmup_steps",
+    "eval_steps": "every", "save_steps": "save_every", "buffer_size": "capacity", "precision": "dtype",
+}  # fmt: skip
+"""Words of other trainers, and ours."""
+
+
+def alike(name: str, known: Iterable[str]) -> list[str]:
+    """Those of the known names, `section.key` or `key`, whose key is that of `name` or has its meaning; those of its
+    own section alone where there are any."""
+    section, _, word = name.replace("-", "_").rpartition(".")
+    found = [each for each in known if each.rpartition(".")[2].replace("-", "_") in (word, MEANT.get(word))]
+    return [each for each in found if each.rpartition(".")[0] == section] or found
+
+
 def nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
     """The hint of an unknown-name error: " Did you mean 'x'?" or, when nothing is near, the list of known names."""
     import difflib
 
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    close = alike(name, known) or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if close:
         return f" Did you mean {close[0]!r}?"
     return f" Known: {', '.join(sorted(known))}."

@@ -215,8 +215,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
         column.no_wrap = column.no_wrap or column.justify == "right"
         longest = max((len(_plain(cell)) for cell in (column.header, *column.cells)), default=0)
         column.min_width = longest if column.no_wrap else min(longest, _FEW_WORDS)
-    parts = [table] if _fits(table, console) else _in_parts(table, console)
-    for part in parts or [as_lists(table)]:
+    for part in [table] if _fits(table, console) else _in_parts(table, console) or (as_lists(table),):
         console.print(part)
 
 

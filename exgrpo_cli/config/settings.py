@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from typing import Any, Literal, NamedTuple
 
-from exgrpo_cli.base.errors import InputError, first_line, nearest, shown
+from exgrpo_cli.base.errors import InputError, alike, first_line, nearest, shown
 from exgrpo_cli.config.names import is_function, origin
 from exgrpo_cli.config.sections import check
 from exgrpo_cli.config.sections import data as questions
@@ -204,6 +204,8 @@ def read_section(section: str, kinds: tuple[type, ...], tables: Tables) -> Any:
             raise InputError(f"{where}: {section}.{key} = {shown(value)} is not known.{_belongs(takers, kind)}")
         elif own not in having and not (having and enabled is False):
             known = [f"{section}.{name}" for name in dict.fromkeys(name for each in kinds for name in _hints(each))]
+            everywhere = [f"{each}.{name}" for each, kinds in SECTIONS.items() for name in _hints(kinds[0])]
+            known = alike(f"{section}.{key}", everywhere) or known
             instead = _belongs(having, kind) if having else nearest(f"{section}.{key}", known)
             raise InputError(f"{where}: unknown key {section}.{key}.{instead}")
     settings = kind(**values)
