@@ -6,7 +6,8 @@ Everything of it goes to stderr; stdout belongs to the command's data, of which 
 import math
 import textwrap
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import copy
 from typing import Any
 
@@ -79,6 +80,13 @@ class Reporter:
 
     def close(self) -> None:
         """Take what is live off the terminal."""
+
+    @contextmanager
+    def showing(self, what: str) -> Iterator[None]:
+        """Work whose end alone is known: loading a model, starting an engine."""
+        self.progress(0, 1, what)
+        yield
+        self.progress(1, 1, what)
 
     explained = False
 

@@ -94,6 +94,10 @@ def test_a_bar_is_there_before_anything_is_done() -> None:
     out = io.StringIO()
     PlainReporter(Console(file=out, width=80)).progress(0, 500, "held-out, before training")
     assert out.getvalue() == "held-out, before training: 0/500\n"
+    loading = io.StringIO()
+    with PlainReporter(Console(file=loading, width=80)).showing("loading some/model"):
+        assert loading.getvalue() == "loading some/model: 0/1\n"
+    assert loading.getvalue().splitlines()[1:] == ["loading some/model: 1/1"]
     live = io.StringIO()
     reporter = LiveReporter(Console(file=live, width=100, force_terminal=True))
     reporter.progress(0, 500, "held-out, before training")
