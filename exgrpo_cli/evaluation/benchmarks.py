@@ -8,6 +8,7 @@ letters.
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from exgrpo_cli.evaluation.sampling import QuestionRecord
 from exgrpo_cli.presets import load_preset, preset_names
 from exgrpo_cli.questions.choices import find_choices
 from exgrpo_cli.questions.files import iter_rows
-from exgrpo_cli.questions.layouts import NamedFields, recognise
+from exgrpo_cli.questions.layouts import SAMPLE_ROWS, NamedFields, recognise
 from exgrpo_cli.questions.made.sums import make_arithmetic
 from exgrpo_cli.questions.question_file import question_id, require_content
 from exgrpo_cli.questions.sources import Source, open_source
@@ -231,11 +232,11 @@ def _questions(source: Source, benchmark: Benchmark) -> Iterator[Question]:
     """Every row, without metadata: the protocol's grader counts, not a verifier that a question brings."""
     for path in source.files:
         require_content(path)
-        first = next(iter_rows(path), None)
-        if first is None:
+        first = [row for _, row in islice(iter_rows(path), SAMPLE_ROWS)]
+        if not first:
             raise InputError(f"{path} has no rows: there are no questions to ask.")
         try:
-            layout = recognise(str(path), [first[1]], NamedFields())
+            layout = recognise(str(path), first, NamedFields())
         except InputError as error:
             raise InputError(
                 f"{error} These are options of `exgrpo prepare`, which makes a question file of it."

@@ -155,6 +155,8 @@ def _benchmarks(decontaminate: str | None, reporter: Reporter) -> dict[str, list
     for name in filter(None, (part.strip() for part in (decontaminate or "").split(","))):
         if Path(name).exists():
             read = read_source(name, NamedFields(), reporter.progress)
+            for reason, examples in read.marked.examples.items():
+                reporter.note(f"{reason}: {examples[0]}")
             # Files of one name in different folders count as one benchmark.
             texts.setdefault(stem_of(Path(name)), []).extend(question_text(question) for question in read.questions)
             continue

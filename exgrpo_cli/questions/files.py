@@ -32,7 +32,7 @@ PlacedRow = tuple[int, Row]
 """Row or line number, counted from 1, and the row."""
 
 _BATCH_ROWS = 256
-_BATCH_BYTES = 1 << 27
+_BATCH_BYTES = 1 << 26
 _CHUNK_BYTES = 1 << 20
 _NAMES_OF_ROWS = ("data", "examples", "questions", "rows")
 """Members of a JSON object that may hold its rows."""

@@ -45,6 +45,8 @@ _BESIDE = re.compile(
 _COUNTED = re.compile(r"(-?\d[\d.,/:]*)\s*\([^()\d]*\)")
 _NUMBERED = re.compile(r"\bnumber(\d+)\b")
 _MOST_NUMBERS = 5
+SAMPLE_ROWS = 20
+"""First rows of a file by which its layout is recognised."""
 MULTIPLE_CHOICE = "multiple choice"
 """Name of the layouts whose gold is a letter."""
 
@@ -86,15 +88,21 @@ class Layout:
     """Columns of what a row itself says of its `source`, `level` and `metadata`."""
     answer_pattern: str | None = None
     """As of `NamedFields`."""
+    left_empty: tuple[str, ...] = ()
+    """Columns of options that the first rows leave empty."""
 
     @property
     def wanted(self) -> tuple[str, ...]:
         """Top-level columns that are read."""
-        names = [part for name in (*self.columns, *self.own.values()) if name for part in parts_of(name)]
+        names = [
+            part for name in (*self.columns, *self.own.values(), *self.left_empty) if name for part in parts_of(name)
+        ]
         return tuple(dict.fromkeys(name.partition(".")[0] for name in names))
 
     def question(self, row: Row, source: str) -> Question:
         """The question of a row, from `source` where it says nothing else; raises UnusableRow with the reason."""
+        if any(row.get(name) not in (None, "", []) for name in self.left_empty):
+            raise UnusableRow("options, which the first rows have not")
         prompt, answer, *more = self.read(*(joined(row, name) for name in self.columns))
         if self.answer_pattern is not None:
             matches = list(re.finditer(self.answer_pattern, answer))
@@ -148,12 +156,13 @@ def recognise(where: str, rows: Sequence[Row], named: NamedFields) -> Layout:
     for present, known in [(present, known) for present in (filled, lower) for known in _KNOWN]:
         found = [name for names in known.columns if (name := _first_of(present, names, rows)) is not None]
         if len(found) == len(known.columns) and known.when(present, rows):
-            story = _first_of(filled, _STORIES) if known.tells else None
+            story = _first_of(lower, _STORIES) if known.tells else None
             if story is not None:
                 found[0] = f"{story}+{found[0]}"
             found += [lower[name] for name in takewhile(lower.__contains__, known.more)]
             own = {key: _first_of(lower, names) for key, names in known.own.items()}
-            layout = Layout(known.name, tuple(found), known.read, own, named.answer_pattern)
+            left = tuple(lower[name] for name in _OFFERED if name in lower and name not in present)
+            layout = Layout(known.name, tuple(found), known.read, own, named.answer_pattern, left)
             _refuse_unused(where, layout, columns, rows)
             return layout
     raise InputError(

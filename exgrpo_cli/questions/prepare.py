@@ -33,7 +33,7 @@ from exgrpo_cli.questions.audit import (
     sift,
 )
 from exgrpo_cli.questions.files import iter_rows, stem_of
-from exgrpo_cli.questions.layouts import MULTIPLE_CHOICE, Layout, NamedFields, recognise
+from exgrpo_cli.questions.layouts import MULTIPLE_CHOICE, SAMPLE_ROWS, Layout, NamedFields, recognise
 from exgrpo_cli.questions.made import make_split
 from exgrpo_cli.questions.prompts import PromptLimit
 from exgrpo_cli.questions.question_file import (
@@ -52,7 +52,6 @@ from exgrpo_cli.questions.sources import Source, default_name, open_source
 from exgrpo_cli.questions.values import UnusableRow
 
 DATA_FOLDER = Path("data")
-_SAMPLE_ROWS = 20
 _NEAR = 0.8
 """Jaccard similarity from which two questions are reported as almost the same."""
 
@@ -230,8 +229,10 @@ def read_source(text: str, fields: NamedFields, progress: Progress) -> PrepareRe
     layouts: dict[Path, Layout] = {}
     for file in source.files:
         # Files of one layout may name their columns differently.
-        if sample := [row for _, row in islice(iter_rows(file), _SAMPLE_ROWS)]:
+        if sample := [row for _, row in islice(iter_rows(file), SAMPLE_ROWS)]:
             layouts[file] = recognise(str(file), sample, fields)
+            # Long rows need not be in memory twice.
+            del sample
     named = {layout.name: file for file, layout in layouts.items()}
     if not named:
         raise InputError(f"{', '.join(map(str, source.files))}: no rows, so there are no questions to prepare.")

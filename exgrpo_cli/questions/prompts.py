@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from exgrpo_cli.base.bounds import Expired, memory_limit, time_limit
-from exgrpo_cli.base.errors import InputError, nearest
+from exgrpo_cli.base.errors import InputError, first_line, nearest
 from exgrpo_cli.base.types import AnswerFormat, Message, Question
 from exgrpo_cli.questions.question_file import is_unicode, question_text
 
@@ -194,6 +194,13 @@ def _tokenized(texts: list[str], tokenizer: Tokenizer, *, add_special_tokens: bo
             f"The backbone's tokenizer is not done with {len(texts)} prompts after {seconds:.0f} s: use a backbone you "
             "trust."
         ) from None
+    except BaseException as error:
+        # Rust's panic, over a pattern that never matches, is no Exception.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise InputError(
+            f"The backbone's tokenizer fails at a prompt ({first_line(error)}): use a backbone you trust."
+        ) from error
     return ids
 
 

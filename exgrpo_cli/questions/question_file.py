@@ -174,7 +174,7 @@ def read_questions(path: Path | str) -> QuestionSet:
 
 def require_content(path: Path) -> None:
     """Raise InputError as `read_questions` does for a file that names its content hash; others are not looked at."""
-    if is_question_file(path) and "content_hash" in read_metadata(path):
+    if "content_hash" in read_metadata(path):
         read_questions(path)
 
 

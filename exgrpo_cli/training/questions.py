@@ -68,6 +68,7 @@ def check_questions(config: Config, reporter: Reporter) -> RunQuestions | None:
         if source and not is_made(source) and source not in preset_names("benchmarks"):
             check_source(source)
             if is_local(source) and not question_file.is_question_file(Path(source)):
+                question_file.require_content(Path(source))
                 preparing.read_source(source, NamedFields(), reporter.progress)
     if not is_made(data.train) and not question_file.is_question_file(Path(data.train)):
         return None
@@ -121,6 +122,7 @@ def source_questions(config: Config, source: str, split: str, reporter: Reporter
         return list(question_file.read_questions(source).questions)
     options = preparing.PrepareOptions(grading=config.grading)
     if is_local(source):
+        question_file.require_content(Path(source))
         with TemporaryDirectory(prefix="exgrpo-") as folder:
             (report,) = preparing.prepare(source, Path(folder) / "questions.parquet", options, reporter.progress)
         dropped = "".join(f", {count} {reason}" for reason, count in report.dropped.items())
@@ -136,12 +138,11 @@ def source_questions(config: Config, source: str, split: str, reporter: Reporter
     return list(question_file.read_questions(output).questions)
 
 
-def check_answers(config: Config, pool: GradingPool, train: tuple[Question, ...], reporter: Reporter) -> None:
+def check_answers(config: Config, pool: GradingPool, train: tuple[Question, ...]) -> None:
     """Every gold answer must verify against itself; what `prepare` has already checked is not checked again."""
     path = Path(config.data.train)
     if question_file.is_question_file(path) and not question_file.is_prepared(question_file.read_metadata(path)):
-        with reporter.showing(f"checking the answers of {path.name}"):
-            check_golds(train, pool)
+        check_golds(train, pool)
 
 
 def store_questions(folder: Path, config: Config, questions: RunQuestions) -> None:

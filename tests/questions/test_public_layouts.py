@@ -217,3 +217,12 @@ def test_traces_and_notes_beside_a_question_may_be_long(tmp_path, column):
 def test_a_gold_that_the_grader_grades_is_kept(gold):
     with GradingPool(GradingSettings()) as pool:
         assert pool.verify_gold([gold, r"\frac{1}{"]) == [Verdict.CORRECT, Verdict.UNPARSABLE_GOLD]
+
+
+def test_what_the_first_rows_leave_empty_is_not_lost_later(tmp_path):
+    """Options are a reason to leave a row out, a passage is put before its question."""
+    rows = [{"passage": None, "question": f"Sum {n}?", "options": None, "answer": str(n)} for n in range(30)]
+    rows[25]["options"], rows[26]["passage"] = ["(A)1", "(B)2"], "Add them."
+    reading = read(write(tmp_path / "set.jsonl", *rows))
+    assert dict(reading.dropped) == {"options, which the first rows have not": 1}
+    assert ("Add them. Sum 26?", "26") in pairs(reading) and len(reading.questions) == 29

@@ -185,6 +185,10 @@ def test_a_file_whose_rows_are_not_those_it_was_written_with_is_refused(tmp_path
                 reading(path)
     with pytest.raises(InputError, match="is damaged or was edited"):
         benchmark_questions(own_benchmark("file"), path)
+    # One without a column, which is no question file any more, is not trained on as if it were raw data.
+    pq.write_table(pq.read_table(path).drop_columns(["source" if layout == "canonical" else "data_source"]), path)
+    assert run(["train", "--data", str(path), "--heldout", "none", "--dry-run"]) == 2
+    assert "file.parquet" in capsys.readouterr().err
     assert run(["prepare", str(path), "--output", str(tmp_path / "new.parquet")]) == 0
     assert "file not as it was written, taken as it is" in capsys.readouterr().out
     read_questions(tmp_path / "new.parquet")
