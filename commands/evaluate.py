@@ -215,5 +215,5 @@ def _print_differences(made: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _difference(found: Mapping[str, Any]) -> str:
-    difference, low, high = (f"{100 * found[key]:+.1f}" for key in ("difference", "low", "high"))
-    return f"{difference} points, 95 % interval {low} to {high}, p = {found['p_value']:.4f}"
+    difference, low, high = (f"{found[key]:+.3f}" for key in ("difference", "low", "high"))
+    return f"{difference}, 95 % interval {low} to {high}, p = {found['p_value']:.4f}"

@@ -6,7 +6,8 @@ Everything of it goes to stderr; stdout belongs to the command's data, of which 
 import math
 import textwrap
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import copy
 from typing import Any
 
@@ -41,6 +42,13 @@ _FIGURES = {
     "s/step": ("time/step", "{:.2f}"),
 }
 """Name of a figure of a step, its key in the journal and how it is written."""
+_MEANINGS = {
+    "phase": "mixed steps replay stored responses, on-policy ones do not",
+    "pass@1": "share of fresh responses that are right",
+    "buffered": "questions with stored right responses, each in the bucket k of how many were right at its last visit",
+    "retired": "questions that every response solved",
+}
+"""Terms that are said in words before the first step."""
 _BRIEF = ("pass@1", "reward", "entropy", "buffered", "retired")
 """Figures of a plain line."""
 
@@ -72,6 +80,21 @@ class Reporter:
 
     def close(self) -> None:
         """Take what is live off the terminal."""
+
+    @contextmanager
+    def showing(self, what: str) -> Iterator[None]:
+        """Work whose end alone is known: loading a model, starting an engine."""
+        self.progress(0, 1, what)
+        yield
+        self.progress(1, 1, what)
+
+    explained = False
+
+    def _explain(self, line: Mapping[str, Any]) -> None:
+        """Say once, before the first step, what its terms mean."""
+        if not self.explained:
+            self.note("; ".join(f"{name}: {_MEANINGS[name]}" for name in _figures(line) if name in _MEANINGS))
+        self.explained = True
 
 
 class SilentReporter(Reporter):
@@ -105,6 +128,7 @@ class PlainReporter(Reporter):
 
     def step(self, line: Mapping[str, Any], total: int) -> None:
         """See `Reporter.step`."""
+        self._explain(line)
         budget = f" ({spent(line):,}/{total:,})" if "budget/spent" in line else f"/{total}"
         brief = [f"{name} {shown}" for name, shown in _figures(line).items() if name in _BRIEF]
         text = "  ".join([f"step {line['step']}{budget}", line["phase"], *brief])
@@ -153,6 +177,7 @@ class LiveReporter(Reporter):
 
     def step(self, line: Mapping[str, Any], total: int) -> None:
         """See `Reporter.step`."""
+        self._explain(line)
         self._advance("training", spent(line) - 1, spent(line), total)
         self._live.update(Group(self._progress, *step_view(line)))
 

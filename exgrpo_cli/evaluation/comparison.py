@@ -121,7 +121,7 @@ def _mean(scores: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def markdown(table: ResultTable) -> str:
-    """Head, rule, and for each model and its second graders percentages (one decimal) and their intervals."""
+    """Head, rule, and for each model and its second graders shares (three decimals) and their intervals."""
     titles = table.titles
     columns: list[tuple[str, tuple[str, ...]]] = [(title, (name,)) for name, title in titles.items()]
     if groups := averages_over(titles).values():
@@ -136,7 +136,7 @@ def markdown(table: ResultTable) -> str:
         rows |= {f"{model}, by {grader}": seconds for grader, seconds in by_second_grader(results).items()}
         for label, figures in rows.items():
             scores = [average(figures, members) for _, members in columns]
-            values = [_percent(score["value"]) if score else "-" for score in scores]
+            values = [_share(score["value"]) if score else "-" for score in scores]
             for place, (head, members) in enumerate(columns):
                 if head == AVERAGE and scores[place]:
                     values[place] = f"**{values[place]}**"
@@ -155,9 +155,17 @@ def score_table(table: ResultTable) -> Table:
     for name, result in results.items():
         k = result["k"]
         coverage = _scored(result["pass_at_k"][str(k)]) if k > 1 else ["", ""]
-        least = f"±{100 * result['smallest_detectable_difference']:.1f}"
-        rest = [f"{result['mean_tokens']:.0f}", _percent(result["share_clipped"]), str(result["questions"])]
-        rows.append([f"{table.titles[name]} {measure(result)}", *_scored(_score(result)), least, *coverage, *rest])
+        least = f"±{result['smallest_detectable_difference']:.3f}"
+        rest = [f"{result['mean_tokens']:.0f}", _share(result["share_clipped"]), str(result["questions"])]
+        rows.append(
+            [
+                f"{table.titles[name]} {measure(result)}{_sampled(result)}",
+                *_scored(_score(result)),
+                least,
+                *coverage,
+                *rest,
+            ]
+        )
         rows += [[f"  by {g}", *_scored(_score(each))] for g, each in result.get("second_graders", {}).items()]
     for name, found in table.averages(model).items():
         # One head stands for one k, so an average of pass@k is shown where its benchmarks have the same k above 1.
@@ -178,16 +186,22 @@ def measure(result: Figures) -> str:
     return f"avg@{result['k']}" if result["k"] > 1 else "pass@1"
 
 
+def _sampled(result: Figures) -> str:
+    """Temperature beside the name of the score: one model has another score at another."""
+    sampling = result.get("protocol", {}).get("sampling", {})
+    return f", T {sampling['temperature']:g}" if "temperature" in sampling else ""
+
+
 def _scored(score: Mapping[str, float]) -> list[str]:
-    return [_percent(score["value"]), _interval(score)]
+    return [_share(score["value"]), _interval(score)]
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}"
+def _share(value: float) -> str:
+    return f"{value:.3f}"
 
 
 def _interval(score: Mapping[str, float]) -> str:
-    return f"{_percent(score['low'])} to {_percent(score['high'])}"
+    return f"{_share(score['low'])} to {_share(score['high'])}"
 
 
 def compare(paths: Sequence[Path]) -> ResultTable:

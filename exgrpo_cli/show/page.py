@@ -119,5 +119,8 @@ def figure_block(name: str, figure: "Drawn", captions: Mapping[str, str]) -> Fig
 
 def cells(table: RichTable) -> list[tuple[str, ...]]:
     """A terminal's table as rows of text; an interval is not broken over lines, so that the others of a row may be."""
-    columns = ([re.sub(r", (?=[-+\d])", ",\u00a0", str(cell)) for cell in column.cells] for column in table.columns)
-    return list(zip(*columns, strict=True))
+
+    def kept(cell: object) -> str:
+        return re.sub(r"(?<=\d) to (?=[-\d])", "\u00a0to\u00a0", re.sub(r", (?=[-+\d])", ",\u00a0", str(cell)))
+
+    return list(zip(*(map(kept, column.cells) for column in table.columns), strict=True))

@@ -251,8 +251,10 @@ def ask_heldout(run: ActiveRun, when: str) -> dict[str, Any]:
         # One rank is enough for what is only told.
         main, own = parts.ranks.is_main, parts.config.grading.grader
         seconds = beside(evaluation, own, parts.answer_format, parts.pool) if main else {}
-    score = score_json(evaluation, seconds)
-    run.reporter.note(f"held-out pass@1 ({parts.config.data.heldout_name}) {when}: {score_text(score)}")
+    score, settings = score_json(evaluation, seconds), parts.config.validation
+    run.reporter.note(
+        f"held-out pass@1 ({parts.config.data.heldout_name}, T {settings.temperature:g}) {when}: {score_text(score)}"
+    )
     if main and (fall := new_fall(read_validations(run.folder.path))):
         run.reporter.note(fall)
     return score

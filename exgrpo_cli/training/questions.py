@@ -138,11 +138,12 @@ def source_questions(config: Config, source: str, split: str, reporter: Reporter
     return list(question_file.read_questions(output).questions)
 
 
-def check_answers(config: Config, pool: GradingPool, train: tuple[Question, ...]) -> None:
+def check_answers(config: Config, pool: GradingPool, train: tuple[Question, ...], reporter: Reporter) -> None:
     """Every gold answer must verify against itself; what `prepare` has already checked is not checked again."""
     path = Path(config.data.train)
     if question_file.is_question_file(path) and not question_file.is_prepared(question_file.read_metadata(path)):
-        check_golds(train, pool)
+        with reporter.showing(f"checking the answers of {path.name}"):
+            check_golds(train, pool)
 
 
 def store_questions(folder: Path, config: Config, questions: RunQuestions) -> None:

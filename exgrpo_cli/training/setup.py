@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.files import write_json, write_text
-from exgrpo_cli.base.reporter import Reporter
+from exgrpo_cli.base.reporter import Reporter, SilentReporter
 from exgrpo_cli.base.versions import describe_machine
 from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.engines.generators import Generator, RankedGenerator
@@ -53,7 +53,7 @@ def setup_run(
     questions = ranks.from_main(lambda: load_questions(config, reporter) if is_new else stored_questions(folder.data))
     pool = stack.enter_context(GradingPool(config.grading))
     if is_new:
-        ranks.from_main(lambda: check_answers(config, pool, questions.train))
+        ranks.from_main(lambda: check_answers(config, pool, questions.train, reporter))
     parts = assemble(plan, questions, pool, reporter, stack, ranks)
     for note in replay_notes(config, len(questions.train)):
         reporter.note(note)
@@ -162,12 +162,16 @@ def assemble(
     with ranks.first_on_host():
         folder = locate(config.backbone, config.tiny, reporter.progress)
         require_model(folder)
-    backbone = load_folder(folder, device, config.backbone)
+    # The tiny backbone is there at once.
+    slow = SilentReporter().showing if config.backbone.source == "tiny" else reporter.showing
+    with slow(f"loading {config.backbone.name}"):
+        backbone = load_folder(folder, device, config.backbone)
     everything = [*questions.train, *questions.heldout]
     check_window(config, backbone.model.config)
     prompts = {question.id: encode(template, question, backbone.tokenizer) for question in everything}
     require_runnable(plan, max(map(len, prompts.values())))
-    policy, generator = make_engines(plan, backbone, prompts, device, ranks)
+    with slow(f"starting {config.rollout.engine} and {config.optim.engine} for {config.backbone.name}"):
+        policy, generator = make_engines(plan, backbone, prompts, device, ranks)
     stack.callback(generator.close)
     rngs = make_generators(config.run.seed)
     return Parts(

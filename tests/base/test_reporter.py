@@ -44,9 +44,11 @@ def test_plain_lines_hold_the_figures_and_come_now_and_then() -> None:
     for done in (1, 2, 10):
         reporter.progress(done, 10, "warm start")
     reporter.step({"step": 1, "phase": "mixed", "batch/pass_at_1": 0.25, "replay/questions": 3}, 2)
-    assert out.getvalue().splitlines() == [
-        "warm start: 1/10", "warm start: 10/10", "step 1/2  mixed  pass@1 0.250  buffered 3",
-    ]  # fmt: skip
+    reporter.step({"step": 2, "phase": "mixed", "batch/pass_at_1": 0.25, "replay/questions": 3}, 2)
+    first, second, terms, *steps = out.getvalue().splitlines()
+    assert (first, second) == ("warm start: 1/10", "warm start: 10/10")
+    assert terms.startswith("phase: mixed steps replay") and "; pass@1: share of" in terms and "retired" not in terms
+    assert steps == ["step 1/2  mixed  pass@1 0.250  buffered 3", "step 2/2  mixed  pass@1 0.250  buffered 3"]
 
 
 def printed(width: int) -> str:
@@ -92,6 +94,10 @@ def test_a_bar_is_there_before_anything_is_done() -> None:
     out = io.StringIO()
     PlainReporter(Console(file=out, width=80)).progress(0, 500, "held-out, before training")
     assert out.getvalue() == "held-out, before training: 0/500\n"
+    loading = io.StringIO()
+    with PlainReporter(Console(file=loading, width=80)).showing("loading some/model"):
+        assert loading.getvalue() == "loading some/model: 0/1\n"
+    assert loading.getvalue().splitlines()[1:] == ["loading some/model: 1/1"]
     live = io.StringIO()
     reporter = LiveReporter(Console(file=live, width=100, force_terminal=True))
     reporter.progress(0, 500, "held-out, before training")

@@ -39,7 +39,7 @@ def test_two_results_are_paired_by_question_and_shown_as_one_comparison(tmp_path
     assert found["notes"] == []
     assert run(["evaluate", "--compare", str(first), str(second), "--output", str(tmp_path / "both")]) == 0
     shown = capsys.readouterr().out
-    assert "\nmade: b minus a: +0.0 points, 95 % interval " in shown
+    assert "\nmade: b minus a: +0.000, 95 % interval " in shown
     assert "  1.00 -> 0.00  q4  Question 4?\n  0.00 -> 0.75  q1" in shown
     (written,) = json.loads((tmp_path / "both" / "comparison.json").read_text())["benchmarks"]["made"]["comparisons"]
     assert [score["value"] for score in written["scores"]] == [7 / 16, 7 / 16]
@@ -79,15 +79,15 @@ def test_the_command_writes_tables_and_a_figure(tmp_path, capsys):
     output = tmp_path / "figures"
     assert run(["evaluate", "--compare", *folders, "--output", str(output)]) == 0
     shown = capsys.readouterr()
-    assert shown.out.startswith("| Model | AIME24 | MATH-500 | Avg. |") and "| a_50% | 50.0† |" in shown.out
-    assert "aime24: a_50% minus base: +37.5 points, 95 % interval" in shown.out
+    assert shown.out.startswith("| Model | AIME24 | MATH-500 | Avg. |") and "| a_50% | 0.500† |" in shown.out
+    assert "aime24: a_50% minus base: +0.375, 95 % interval" in shown.out
     assert "adjusted, 16 questions paired, 4 won and 0 lost" in shown.out
     figures = [f"{name}.{kind}" for name in ("accuracy", "pass-at-k") for kind in ("pdf", "png", "svg")]
     assert {path.name for path in output.iterdir()} == {*figures, "comparison.json", "table.md"}
-    for name, axis in (("accuracy", "avg@4"), ("pass-at-k", "pass@k (%)")):
+    for name, axis in (("accuracy", "avg@4"), ("pass-at-k", "pass@k")):
         drawn = (output / f"{name}.svg").read_text()
         assert all(text in drawn for text in ("a_50%", "other", "AIME24", "MATH-500", axis))
-    assert "| a_50% | 50.0† | 62.5 | **56.2** |" in (output / "table.md").read_text()
+    assert "| a_50% | 0.500† | 0.625 | **0.562** |" in (output / "table.md").read_text()
     found = json.loads((output / "comparison.json").read_text())
     assert found["models"] == ["base", "a_50%", "other"]
     (first, second) = found["benchmarks"]["aime24"]["comparisons"]
@@ -113,7 +113,7 @@ def test_coverage_is_compared_beside_the_mean(tmp_path, capsys):
     assert found["pass_at_k"]["2"]["difference"] == pytest.approx(1 / 2 - 5 / 6)
     assert (tmp_path / "out" / "pass-at-k.png").exists()
     assert run(["evaluate", "--compare", str(wide), str(deep)]) == 0
-    assert "  pass@4: -50.0 points, 95 % interval" in capsys.readouterr().out
+    assert "  pass@4: -0.500, 95 % interval" in capsys.readouterr().out
 
     made = compare([wide, deep, same]).comparisons["deep", "aime24"]
     # Two comparisons of pass@4 make their own family: the smaller p-value is doubled.

@@ -77,8 +77,8 @@ def test_oat_stands_beside_math_unasked(tmp_path, pool: GradingPool):
     assert (average["value"], average["second_graders"]["oat"]["value"]) == (2 / 3, 1 / 3)
     assert average["pass_at_k"]["2"]["value"] == 1
     rows = (tmp_path / "both" / "table.md").read_text().splitlines()
-    assert rows[2].startswith("| a | 66.7 | 66.7 | **66.7** |")
-    assert rows[4].startswith("| a, by oat | 33.3 | 33.3 | **33.3** |")
+    assert rows[2].startswith("| a | 0.667 | 0.667 | **0.667** |")
+    assert rows[4].startswith("| a, by oat | 0.333 | 0.333 | **0.333** |")
 
 
 def test_rescoring_needs_no_model_and_updates_the_stamp(tmp_path):
@@ -136,13 +136,13 @@ def test_tables_follow_the_paper():
     assert markdown(table).splitlines() == [
         "| Model | AIME24 | AIME25 | Y% | MATH500 | MINERVA | OLYMPIAD | Avg. | ARC-C | GPQA-DIAMOND | Avg. |",
         "| --- |" + " ---: |" * 10,
-        "| my_model | 40.0 | 40.0 | 10.0 | 40.0 | 40.0 | 40.0 | **35.0** | 50.0 | 40.0 | **45.0** |",
+        "| my_model | 0.400 | 0.400 | 0.100 | 0.400 | 0.400 | 0.400 | **0.350** | 0.500 | 0.400 | **0.450** |",
         # Intervals of 0.1 on either side: 0.1 / sqrt(6) = 0.041 and 0.1 / sqrt(2) = 0.071.
-        "| 95 % interval | 30.0 to 50.0 | 30.0 to 50.0 | 0.0 to 20.0 | 30.0 to 50.0 | 30.0 to 50.0 | 30.0 to 50.0 "
-        "| 30.9 to 39.1 | 40.0 to 60.0 | 30.0 to 50.0 | 37.9 to 52.1 |",
+        "| 95 % interval | 0.300 to 0.500 | 0.300 to 0.500 | 0.000 to 0.200 | 0.300 to 0.500 | 0.300 to 0.500 "
+        "| 0.300 to 0.500 | 0.309 to 0.391 | 0.400 to 0.600 | 0.300 to 0.500 | 0.379 to 0.521 |",
         # An average waits for all its members.
-        "| part | - | - | - | - | - | - | - | 50.0 | - | - |",
-        "| 95 % interval |  |  |  |  |  |  |  | 40.0 to 60.0 |  |  |",
+        "| part | - | - | - | - | - | - | - | 0.500 | - | - |",
+        "| 95 % interval |  |  |  |  |  |  |  | 0.400 to 0.600 |  |  |",
     ]
 
 
@@ -152,10 +152,10 @@ def test_terminal_table_says_what_the_score_can_show():
     console, results = Console(width=120, record=True, file=io.StringIO()), dict.fromkeys("xy", result(0.4, k=32))
     console.print(score_table(ResultTable(titles={"x": "AIME24", "y": "B"}, models={"m": results})))
     text = console.export_text()
-    assert "AIME24 avg@32" in text and "30.0 to 50.0" in text and "±25.0" in text
-    assert "60.0  55.0 to 68.0" in text
+    assert "AIME24 avg@32" in text and "0.300 to 0.500" in text and "±0.250" in text
+    assert "0.600  0.550 to 0.680" in text
     # The distances of the ends, divided by the square root of two.
-    last = ["Avg.", "x+y", "40.0", "32.9", "to", "47.1", "60.0", "56.5", "to", "65.7"]
+    last = ["Avg.", "x+y", "0.400", "0.329", "to", "0.471", "0.600", "0.565", "to", "0.657"]
     assert text.splitlines()[-1].split() == last
 
 

@@ -179,12 +179,12 @@ def accuracy_by_benchmark(scores: Scores) -> "Figure":
     panels: dict[str, list[Row]] = {}
     for model, benchmark, score in scores:
         title, label = (benchmark, model) if len(looks) > 1 else (model, benchmark)
-        mean, low, high = (100 * score[end] for end in ("value", "low", "high"))
+        mean, low, high = (score[end] for end in ("value", "low", "high"))
         own = looks[model]
         row = Row(fill(label, LABEL_COLUMNS), mean, low, high, None, own["color"], own["marker"])
         panels.setdefault(title, []).append(row)
-    figure = _rows_figure(panels, {}, "accuracy (%, 95 % intervals over questions)", sharex=True)
-    figure.axes[0].set_xlim(0, min(100.0, 5.0 + max(100 * score["high"] for _, _, score in scores)))
+    figure = _rows_figure(panels, {}, "accuracy (95 % intervals over questions)", sharex=True)
+    figure.axes[0].set_xlim(0, min(1.0, 0.05 + max(score["high"] for _, _, score in scores)))
     return figure
 
 
@@ -203,9 +203,9 @@ def pass_at_k_curves(curves: Scores) -> "Figure":
             points: dict[str, dict[int, list[float]]] = {model: {} for model in models}
             for model, found in own.items():
                 for k, score in found.items():
-                    points[model][ks.index(k)] = [100 * score[end] for end in ("value", "low", "high")]
+                    points[model][ks.index(k)] = [score[end] for end in ("value", "low", "high")]
             style.draw_categories(axes, ks, points)
-            axes.set(title=benchmark, xlabel="k", ylabel="" if place % columns else "pass@k (%)")
+            axes.set(title=benchmark, xlabel="k", ylabel="" if place % columns else "pass@k")
         title: dict[str, Any] = {"title": "95 % intervals over questions", "title_fontsize": 6.5}
         style.legend_of_all(figure, panels, models, ncols=min(len(models), 2 * columns), **title)
         return figure
