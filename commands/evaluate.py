@@ -144,8 +144,8 @@ def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
         if failures := ungraded(result):
             cli.talk(f"{titles[name]}: {failures}", quiet=quiet)
         for second, values in result.get("second_graders", {}).items():
-            graders = f"{result['protocol']['grader']['name']} and {second}"
-            cli.talk(f"{titles[name]}: {graders} part on {values['disagreements']} samples", quiet=quiet)
+            graders = f"{result['protocol']['grader']['name']} and the second grader {second}"
+            cli.talk(f"{titles[name]}: {graders} differ on {values['disagreements']} samples", quiet=quiet)
     cli.talk(f"results in {report.folder}", quiet=quiet)
 
 

@@ -105,7 +105,8 @@ def spending_rows(report: Numbers) -> Rows:
     rows = [["arm", *SPENT], *([name, *(cell(arm) for cell in SPENT.values())] for name, arm in arms.items())]
     if any(arm["fresh_questions_part"] for arm in arms.values()):
         steps = (_divergence(arm["fresh_questions_part"]) for arm in arms.values())
-        rows = [[*row, cell] for row, cell in zip(rows, ["fresh questions part at step", *steps], strict=True)]
+        cells = ["first step with other fresh questions than the baseline", *steps]
+        rows = [[*row, cell] for row, cell in zip(rows, cells, strict=True)]
     return rows
 
 
@@ -149,10 +150,10 @@ def _cells(found: Numbers | None) -> list[str]:
 
 
 def _divergence(by_seed: Mapping[int, int | None]) -> str:
-    """First and last of the seeds' steps, and `never` where some do not part."""
+    """First and last of the seeds' steps, and `the same throughout` where some do not part."""
     steps = sorted(step for step in by_seed.values() if step is not None)
     parts = [str(steps[0]) if steps[0] == steps[-1] else f"{steps[0]} to {steps[-1]}"] if steps else []
-    return ", ".join([*parts, *(["never"] if None in by_seed.values() else [])])
+    return ", ".join([*parts, *(["the same throughout"] if None in by_seed.values() else [])])
 
 
 def span(interval: Numbers) -> str:

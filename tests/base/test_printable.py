@@ -1,10 +1,15 @@
 """Texts of others on a terminal, in tables, on pages: shown, never obeyed."""
 
+import contextlib
 import io
 import json
 import logging
+import os
+import pty
 import random
 import re
+import subprocess
+import sys
 import unicodedata
 import warnings
 from pathlib import Path
@@ -111,6 +116,31 @@ def test_commands_show_foreign_files_without_obeying_them(
     assert exgrpo(["train", "--dry-run", "--set", f"rollout.{named}=1"]) == 2
     shown = capsys.readouterr()
     assert "\\u" in shown.err and not obeyed(shown.out + shown.err)
+
+
+def on_a_terminal(arguments: list[str], folder: Path) -> str:
+    """All that a terminal gets of a command, as a process, but for the codes that a console sends of itself."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "exgrpo_cli", *arguments]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, cwd=folder):
+        os.close(theirs)
+        got = b""
+        # Linux ends a terminal that nobody writes to any more with an error.
+        with contextlib.suppress(OSError):
+            while more := os.read(ours, 65536):
+                got += more
+    os.close(ours)
+    return re.sub(r"\x1b\[(\?25[lh]|[0-9;]*m|[0-9]*[AK])|\r", "", got.decode())
+
+
+def test_a_real_terminal_is_not_obeying(tmp_path: Path) -> None:
+    attack = "\x1b]0;owned\x07\x1b[2J\x9b8m\u202eabc"
+    row = {"question": f"{attack} 1+1?", "answer": "2"}
+    name = "q\x1b]0;owned\x07\u202e.jsonl"
+    (tmp_path / name).write_text(json.dumps(row) + "\n")
+    for arguments in (["prepare", name, "--show", "1", "--backbone", "tiny"], ["report", attack]):
+        shown = on_a_terminal(arguments, tmp_path)
+        assert "\\u001b]0;owned\\u0007" in shown and not obeyed(shown), arguments
 
 
 @pytest.mark.parametrize("seed", SEEDS[:4])
