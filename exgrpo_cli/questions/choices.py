@@ -31,6 +31,8 @@ _PARAGRAPH = re.compile(r"\n\s*\n")
 # What follows the last option without a blank line, as "Answer:", and goes on from it.
 _REQUEST = re.compile(r"\n\s*(?=[A-Z*#<\[(\"'])")
 _LEAST_NUMBERED = 3
+# The last so many labels A, a and 1 are looked at: a text of a million of them would take hours.
+_MOST_STARTS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,8 +84,9 @@ def find_choices(text: str) -> Choices | None:
         return written
     labels = list(_LABEL.finditer(text))
     inner: Choices | None = None
-    for place in reversed(range(len(labels))):
-        if _name(labels[place]) in _ALPHABETS and (choices := _choices(labels[place:], text)):
+    starts = [place for place, label in enumerate(labels) if _name(label) in _ALPHABETS]
+    for place in reversed(starts[-_MOST_STARTS:]):
+        if (inner is None or _name(labels[place]) == "A") and (choices := _choices(labels[place:], text)):
             if choices.labels[0] == "A":
                 between = text[choices.spans[-1][0] : inner.spans[0][0]] if inner else ""
                 return inner if _PARAGRAPH.search(between) or "?" in between else choices

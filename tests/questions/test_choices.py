@@ -1,6 +1,7 @@
 """Multiple-choice questions in the layouts of public sets: found in the text, and put in another order."""
 
 import random
+import time
 
 import pytest
 from benchmark_layouts import IN_A_LINE
@@ -164,3 +165,14 @@ def test_options_in_prose_are_found_with_lists_and_paragraphs_in_them(label: str
         asked = rng.choice(["What is it?", "Given are\n(1) x\n(2) y\n(3) z\n\nWhat holds?"])
         found = find_choices(f"{asked}\n\n{lines}{rng.choice(['', IN_A_LINE])}")
         assert found is not None and found.options == tuple(texts)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    ["A. x\n", "(a) x\n(b) y\n", "1. x\n2. y\n3. z\nand more\n", "A. x\n\n", "A.\n", "A. \t \t", "\n", "1) x\n2) y\n"],
+)
+def test_a_text_of_nothing_but_labels_takes_no_time(lines: str) -> None:
+    """A megabyte of them; looking at each list in it would take minutes."""
+    began = time.process_time()
+    find_choices(f"Which?\n{lines * (1_000_000 // len(lines))}and that is all")
+    assert time.process_time() - began < 20
