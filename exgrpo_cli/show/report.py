@@ -149,7 +149,7 @@ def _result(folder: RunFolder) -> Iterator[Block]:
     yield tables.facts_table("Cost and replay", COSTS, {"whole run": summary})
     seconds = dict(sorted(summary["wall_seconds"].items(), key=lambda phase: -phase[1]))
     total = max(seconds["total"], 1e-9)
-    times = [[name, f"{value:,.1f}", f"{value / total:.0%}"] for name, value in seconds.items()]
+    times = [[name, f"{value:,.1f}", f"{value / total:.2f}"] for name, value in seconds.items()]
     yield tables.listing("Where the time went", ["phase", "seconds", "share"], times)
 
 
@@ -176,7 +176,7 @@ def _responses(folder: RunFolder) -> Iterator[Block]:
     for stretch in (slice(None), slice(None, tenth), slice(-tenth, None)):
         sums = np.array([metrics.series(name)[stretch].sum() for name in names])
         for cells, share in zip(shares, sums / max(sums.sum(), 1), strict=True):
-            cells.append(f"{share:.1%}")
+            cells.append(f"{share:.3f}")
     if shares:
         header = ["verdict", "all steps", "first tenth", "last tenth"]
         yield tables.listing("Shares of all graded rollouts", header, shares)

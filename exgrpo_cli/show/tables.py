@@ -53,7 +53,7 @@ def written(form: str) -> Callable[[float | None], str]:
     return lambda value: NO_VALUE if value is None or not math.isfinite(value) else format(value, form)
 
 
-number, percent, precise, significant, count = (written(form) for form in (".3f", ".1%", ".2%", ".3g", ",d"))
+number, precise, significant, count = (written(form) for form in (".3f", ".4f", ".3g", ",d"))
 
 
 def of(path: str, text: Callable[[Any], str] = str) -> Cell:
@@ -87,16 +87,16 @@ FACTS: Columns = {
     "trajectories in the buffer": of("trajectories", count),
     "trajectories ever stored": of("stored", count),
     "replays": of("used", count),
-    "steps with replay": of("share.steps", percent),
-    "trained tokens replayed": of("share.tokens", percent),
+    "steps with replay": of("share.steps", number),
+    "trained tokens replayed": of("share.tokens", number),
     "entropy replayed": of("entropy.selected", number),
     "entropy available": of("entropy.available", number),
-    "draws with a choice": of("entropy.share_with_choice", percent),
+    "draws with a choice": of("entropy.share_with_choice", number),
     "age of replayed: mean": of("age.mean", number),
     "age of replayed: oldest": of("age.max", count),
     "replays of a trajectory: mean": of("reuse.mean", number),
     "replays of a trajectory: most": of("reuse.max", count),
-    "never replayed": lambda told: percent(told["reuse"]["never"] / told["stored"] if told["stored"] else None),
+    "never replayed": lambda told: number(told["reuse"]["never"] / told["stored"] if told["stored"] else None),
     "importance ratio, mean": of("ratios.mean", average),
     "effective sample size, mean": of("ratios.ess", average),
     "draws as promised: p": of("draws.p_value", number),
@@ -249,8 +249,8 @@ def _what_if_table(label: str, kind: str, outcome: Numbers) -> Table:
     else:
         title, chosen = "trajectories replayed, had the metric been", outcome["chosen"]
         rows = [[f"mean {name}", number(chosen[name]), number(outcome["other"][name])] for name in chosen]
-        rows.append(["draws, with a choice", count(outcome["draws"]), percent(outcome["share_with_choice"])])
-        rows.append(["the same, of draws with a choice", "", percent(outcome["share_same"])])
+        rows.append(["draws, with a choice", count(outcome["draws"]), number(outcome["share_with_choice"])])
+        rows.append(["the same, of draws with a choice", "", number(outcome["share_same"])])
     other += "" if outcome.get("measured", True) else ", values at birth"
     # The two may be called alike.
     return listing(f"{label}: {title} {other}", ["", f"run: {own}", other], rows)

@@ -22,7 +22,7 @@ from exgrpo_cli.runs.folder import read_metrics
 from exgrpo_cli.show.asked import question_history
 from exgrpo_cli.show.draw_test import draw_test
 from exgrpo_cli.show.record import Columns, read_run
-from exgrpo_cli.show.statistics import plain, report_json, report_runs, summarise
+from exgrpo_cli.show.statistics import plain, report_json, report_runs, report_tables, summarise
 from exgrpo_cli.show.tables import overview
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -335,3 +335,12 @@ def test_another_sampler_than_the_promised_one_is_found_out() -> None:
     rng = np.random.default_rng(6)
     flat = np.full(7, 1 / 7)
     assert max(simulated(rng, PROMISED, flat) for _ in range(5)) < 1e-3
+
+
+def test_shares_are_fractions_in_every_table(tmp_path: Path) -> None:
+    """As scores are: no per cent here and fractions there."""
+    run = tmp_path / "run"
+    write_run(run, SyntheticRun(steps=12, num_questions=60, questions_per_step=8, mixed_from=3))
+    reports = report_runs([run], step=8)
+    cells = [str(cell) for table in report_tables(reports) for column in table.columns for cell in column.cells]
+    assert len(cells) > 100 and [cell for cell in cells if "%" in cell] == []
