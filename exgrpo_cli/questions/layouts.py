@@ -109,6 +109,7 @@ class Layout:
             if not matches:
                 raise UnusableRow("answer pattern not found")
             answer = gold_text(matches[-1].group(min(1, matches[-1].re.groups)))
+        answer = filled_text(answer, "no answer")
         own = {key: reach(row, name) for key, name in self.own.items() if name}
         return Question(
             id=question_id(prompt, answer),
@@ -206,13 +207,13 @@ def _told_in_two(question: Any, answer: Any) -> Asked:
 
 def _numbered(question: Any, numbers: Any, answer: Any) -> Asked:
     """A text with number0, number1 in place of its numbers (SVAMP for graph-to-tree models)."""
-    values = str(numbers).split()
-    text = _NUMBERED.sub(
-        lambda found: gold_text(float(values[int(found[1])])) if int(found[1]) < len(values) else found[0],
-        filled_text(question, "no question"),
-    )
-    if _NUMBERED.search(text):
-        raise UnusableRow("a number of the question is missing")
+    values = dict(enumerate(str(numbers).split()))
+    try:
+        text = _NUMBERED.sub(
+            lambda found: gold_text(float(values[int(found[1])])), filled_text(question, "no question")
+        )
+    except (KeyError, ValueError, OverflowError):
+        raise UnusableRow("a number of the question is missing") from None
     return _told_in_two(text, answer)
 
 

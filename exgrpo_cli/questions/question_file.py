@@ -317,7 +317,7 @@ def own_metadata(value: Any) -> str | None:
     """
     try:
         table = json.loads(value) if isinstance(value, str) else None
-        if not isinstance(table, dict):
+        if not isinstance(table, dict) or not is_unicode(value):
             return None
         name = str(table.get("verifier", "sum" if table.get("trace") == "sum" else "")).partition(":")[0]
         msgspec.convert(table, _TABLES.get(name, dict))

@@ -27,9 +27,9 @@ def options_in(value: Any) -> tuple[list[str], list[str]]:
     if isinstance(value, str):
         # `a ) 38 , b ) 27 , c ) 30` of MathQA.
         begins = list(_LISTED.finditer(value))
-        ends = [begin.start() for begin in begins[1:]] + [len(value)]
+        ends = [*(begin.start() for begin in begins[1:]), len(value)]
         labels = [begin[1] for begin in begins]
-        value = [value[begin.end() : end].strip() for begin, end in zip(begins, ends, strict=True)]
+        value = [value[begin.end() : end].strip() for begin, end in zip(begins, ends, strict=False)]
     elif isinstance(value, list) and value and all(isinstance(each, Mapping) and "text" in each for each in value):
         value, labels = [each["text"] for each in value], [each.get("label") for each in value]
     elif isinstance(value, Mapping) and "text" in value:
@@ -106,5 +106,6 @@ def filled_text(value: Any, reason: str) -> str:
 
 
 def optional_text(value: Any) -> str | None:
-    """The value as text; None where it is none or empty."""
-    return str(value) if value not in (None, "") else None
+    """The value as text; None where it is none or blank. Raises UnusableRow for text that is not valid Unicode."""
+    text = "" if value is None else f"{value}"
+    return filled_text(text, "") if text.strip() else None
