@@ -1,4 +1,4 @@
-"""Bounds on what strangers give: bytes, rows and seconds are counted while it is read, before it fills the memory.
+"""Bounds on what strangers give: bytes and rows are counted while it is read, before it fills the memory.
 
 Whoever trusts what is refused raises the bound by its environment variable. Code of a stranger (a chat template, a
 tokenizer) runs under `time_limit` and `memory_limit`.
@@ -10,7 +10,6 @@ import math
 import os
 import resource
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,8 +20,8 @@ from exgrpo_cli.base.errors import InputError
 
 HANG_SECONDS = 60.0
 """Time for which a single call into C code may hold the process beyond a limit."""
-_CHUNK_BYTES = 1 << 16
 _STDERR = 2
+_MOST = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +34,16 @@ class Bound:
 
     @property
     def value(self) -> float:
-        """The bound in its unit. Raises InputError where the variable is no positive number."""
+        """The bound in its unit. Raises InputError where the variable is no such number."""
         text = os.environ.get(self.variable, "")
         try:
             value = float(text or self.default)
         except ValueError:
             value = math.nan
-        if not value > 0:
-            raise InputError(f"{self.variable}={text!r} is no bound: set it to a number of {self.unit} above 0.")
+        if not 0 < value <= _MOST:
+            raise InputError(
+                f"{self.variable}={text!r} is no bound: use a number of {self.unit} above 0, up to {_MOST:g}."
+            )
         return value
 
     def require(self, what: str, amount: float) -> None:
@@ -55,33 +56,13 @@ class Bound:
 
 
 MEGABYTES = Bound("EXGRPO_MAX_MB", 64, "MB")
-"""Bytes, in 2**20, of one line or row of a file, and of one reply of a server."""
+"""Bytes, in 2**20, of one line or row of a file."""
 ROWS = Bound("EXGRPO_MAX_ROWS", 20_000_000, "rows")
 """Lines or rows of one file."""
-SECONDS = Bound("EXGRPO_MAX_SECONDS", 3600, "seconds")
-"""Time that one reply of a server may take from its first byte to its last."""
 GROWTH = Bound("EXGRPO_MAX_GROWTH", 1000, "times its size on disk")
 """Bytes that a file may be unpacked to for each byte of it, counted from 256 MB on."""
 _FREE_BYTES = 1 << 28
 MB = 1 << 20
-
-
-def read_bounded(read: Callable[[int], bytes], what: str, *, seconds: float | None = None) -> bytes:
-    """All bytes that `read` gives until it gives none: of a server's reply its `read1`, which waits for no more.
-
-    Raises InputError naming `what` where they are over `EXGRPO_MAX_MB`, or have not come after `seconds` (without it
-    `EXGRPO_MAX_SECONDS`); no more is read then.
-    """
-    most, began, limit = MEGABYTES.value, time.monotonic(), seconds or SECONDS.value
-    pieces, size = [], 0
-    while piece := read(_CHUNK_BYTES):
-        pieces.append(piece)
-        size += len(piece)
-        if size > most * MB:
-            MEGABYTES.require(what, size / MB)
-        if time.monotonic() - began > limit:
-            raise InputError(f"{what} is not whole after {limit:g} seconds: its sender is too slow, or never ends it.")
-    return b"".join(pieces)
 
 
 class Meter:
@@ -122,12 +103,11 @@ class Expired(BaseException):
 
 
 @contextmanager
-def time_limit(seconds: float, *, ends_process: bool = True) -> Iterator[None]:
+def time_limit(seconds: float) -> Iterator[None]:
     """Raise Expired in this thread once `seconds` are over; a single call into C code is let finish first.
 
     Unlike an alarm signal it works in any thread. A call that does not come back, such as the power of a power, lets
-    nothing be raised: after HANG_SECONDS more the process ends with exit code 1 and its stacks on stderr. That timer
-    is the only one of its kind in a process: several threads at once do without, by `ends_process`.
+    nothing be raised: after HANG_SECONDS more the process ends with exit code 1 and its stacks on stderr.
     """
     thread, lock, is_over = threading.get_ident(), threading.Lock(), False
 
@@ -138,9 +118,8 @@ def time_limit(seconds: float, *, ends_process: bool = True) -> Iterator[None]:
 
     timer = threading.Timer(seconds, expire)
     timer.daemon = True
-    if ends_process:
-        # It does not need the interpreter.
-        faulthandler.dump_traceback_later(seconds + HANG_SECONDS, exit=True, file=_STDERR)
+    # A process has one such timer, which does not need the interpreter.
+    faulthandler.dump_traceback_later(seconds + HANG_SECONDS, exit=True, file=_STDERR)
     timer.start()
     try:
         yield
@@ -148,8 +127,7 @@ def time_limit(seconds: float, *, ends_process: bool = True) -> Iterator[None]:
         with lock:
             is_over = True
         timer.cancel()
-        if ends_process:
-            faulthandler.cancel_dump_traceback_later()
+        faulthandler.cancel_dump_traceback_later()
 
 
 @contextmanager

@@ -1,37 +1,11 @@
 """Bounds on foreign bytes: counted while they come, over before they fill the memory, set by a variable."""
 
-import io
 import itertools
-import time
 
 import pytest
 
-from exgrpo_cli.base.bounds import MEGABYTES, ROWS, bounded_lines, read_bounded
+from exgrpo_cli.base.bounds import MEGABYTES, ROWS, bounded_lines
 from exgrpo_cli.base.errors import InputError
-
-
-def test_bytes_without_end_are_left_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EXGRPO_MAX_MB", "0.5")
-    given = 0
-
-    def read(size: int) -> bytes:
-        nonlocal given
-        given += size
-        return b"a" * size
-
-    with pytest.raises(InputError, match=r"the reply is over the bound of 0.5 MB: .* EXGRPO_MAX_MB"):
-        read_bounded(read, "the reply")
-    assert 2**19 < given <= 2**19 + 2**16
-    assert read_bounded(io.BytesIO(b"a" * 2**19).read1, "the reply") == b"a" * 2**19
-
-
-def test_bytes_that_drip_end_in_time() -> None:
-    def read(_: int) -> bytes:
-        time.sleep(0.01)
-        return b"a"
-
-    with pytest.raises(InputError, match=r"the reply is not whole after 0.1 seconds"):
-        read_bounded(read, "the reply", seconds=0.1)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +38,9 @@ def test_what_is_packed_without_measure_is_refused(tmp_path, monkeypatch) -> Non
     assert len(list(itertools.islice(bounded_lines(lambda size: line, tmp_path / "file"), 500))) == 500
 
 
-@pytest.mark.parametrize("value", ["many", "0", "-1", "nan"])
+@pytest.mark.parametrize("value", ["many", "0", "-1", "nan", "inf", "1e300"])
 def test_a_bound_is_a_positive_number(monkeypatch, value) -> None:
     monkeypatch.setenv("EXGRPO_MAX_ROWS", value)
-    with pytest.raises(InputError, match=rf"EXGRPO_MAX_ROWS='{value}' is no bound: set it to a number of rows above 0"):
+    with pytest.raises(InputError, match=rf"EXGRPO_MAX_ROWS='{value}' is no bound: use a number of rows above 0"):
         ROWS.require("file", 1)
     assert MEGABYTES.value == 64
