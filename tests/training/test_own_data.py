@@ -108,7 +108,10 @@ def test_what_was_split_off_is_stored_apart(raw: Path, tmp_path: Path) -> None:
         (["--set", "replay.metric=python:nowhere:score"], "cannot import nowhere"),
         (["--set", "grading.grader=python:nowhere:grade"], "cannot import nowhere"),
         (["--set", "grading.grader=maths"], "grading.grader = 'maths' is not known"),
-        (["--steps", str(10**26)], "run.steps = 100000000000000000000000000 is out of range: use a number from 1 to"),
+        (
+            ["--steps", str(10**26)],
+            "run.steps = 100000000000000000000000000 is out of range: use a whole number of at most",
+        ),
         (["--seed", str(10**22)], "run.seed = 10000000000000000000000 is out of range"),
         (["--method", ""], "unknown method preset ''"),
         (["--regime", ""], "unknown regime preset ''"),
