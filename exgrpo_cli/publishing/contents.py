@@ -19,31 +19,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from markupsafe import Markup
 
-from exgrpo_cli.base.errors import InputError, first_line
-from exgrpo_cli.base.files import NUMBER, Shape, read_json
+from exgrpo_cli.base.errors import InputError, ToolkitWarning, first_line
+from exgrpo_cli.base.files import NUMBER, Shape, read_json, read_manifest
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.evaluation.comparison import results_in
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning, list_parts, part_path, steps_of
 from exgrpo_cli.ledger.schemas import BODIES, EVENTS, IDENTITY_FILE, SCHEMAS, TABLES, TRAJECTORIES
 from exgrpo_cli.ledger.writer import schema_with_metadata, write_parquet
 from exgrpo_cli.publishing.hub import BATCH, ROWS
-from exgrpo_cli.publishing.package import METADATA_FILES, Package, Private
+from exgrpo_cli.publishing.package import MODEL_TEXTS, STUDY_TEXTS, VOCABULARY, WEIGHTS, Package, require_own
+from exgrpo_cli.publishing.private import METADATA_FILES, QUOTED, Private
 from exgrpo_cli.questions.question_file import read_questions, write_questions
 from exgrpo_cli.questions.sources import parse_hub_id, read_card
-from exgrpo_cli.runs.folder import find_changes, journal_lines, require_model
-from exgrpo_cli.runs.result import RunResult, read_summary, remarks
+from exgrpo_cli.runs.folder import CHECKSUMS_FILE, find_changes, journal_lines, require_model
+from exgrpo_cli.runs.result import SUFFIX, RunResult, read_summary, remarks
 from exgrpo_cli.show import record
 from exgrpo_cli.show.report import carried, is_run, read_study, write_report
 from exgrpo_cli.studies.output import markdown, score_rows
 from exgrpo_cli.studies.report import compare_runs
 from exgrpo_cli.studies.study import RESULTS_FOLDER
 
-LINKED = (".safetensors", record.TOKENIZER_FILE, "vocab.json", "merges.txt", "tokenizer.model", "spiece.model")
-"""Ends of the names of weights and vocabulary: words of the model, which nothing is taken out of."""
-TEXTS = (".json", ".jinja", ".txt")
-"""Other files of a model folder that go along."""
-STUDY_TEXTS = (".json", ".md", ".csv")
-"""Files of a study's folder that go along: its tables."""
 MEANINGS = Path(__file__).with_name("columns.toml")
 """Meanings of the columns of each table."""
 ROWS_PER_FILE = 50_000
@@ -67,12 +62,32 @@ def packed(folder: Path, repo: str, *, results: Sequence[Path] = (), ledger: boo
     hub = parse_hub_id(repo)
     if hub is None or hub.repo != repo:
         raise InputError(f"--to {repo} is no name of a repository: it must be OWNER/NAME, such as your-name/my-run.")
+    _require_own_files(folder)
     private = Private.of(folder)
     with TemporaryDirectory(prefix="exgrpo-publish-") as staging:
         if is_run(folder):
-            yield run_packages(folder, repo, Path(staging), private, results=results, ledger=ledger)
+            packages = run_packages(folder, repo, Path(staging), private, results=results, ledger=ledger)
         else:
-            yield [study_package(folder, repo, Path(staging) / "study", private)]
+            packages = [study_package(folder, repo, Path(staging) / "study", private)]
+        for package in packages:
+            package.look()
+        yield packages
+
+
+def _require_own_files(folder: Path) -> None:
+    """Raise InputError for a link out of the folder among what is read of a run or study.
+
+    Questions may be one: their rows are checked, and a large file of them is linked by `train` itself.
+    """
+    for run in (folder, *folder.glob("*/seed-*")):
+        read = (
+            own
+            for name in ("model", "samples", record.LEDGER_FOLDER)
+            for own in ((run / name), *(run / name).rglob("*"))
+        )
+        top = (path for path in run.glob("*") if path.suffix in (*QUOTED, ".md"))
+        require_own(folder, (path for path in (*top, run / "data", *read)))
+    require_own(folder, (folder / RESULTS_FOLDER).glob("*"))
 
 
 def run_packages(
@@ -138,10 +153,10 @@ def _scores(heldout: Mapping[str, Any], folders: Sequence[Path]) -> Iterator[dic
 
 def _with_model(package: Package, model: Path, about: Mapping[str, Any]) -> Package:
     """Weights and vocabulary from where they lie, the other files without what is private, and the card."""
-    for path in sorted(model.iterdir()):
-        if path.name.endswith(LINKED):
+    for path in _written_files(model):
+        if path.name in VOCABULARY or WEIGHTS.fullmatch(path.name):
             package.files[path.name] = path
-        elif path.suffix in TEXTS:
+        elif path.name in MODEL_TEXTS:
             package.copy(path)
     base, card = _base(about["config"])
     front = {
@@ -153,6 +168,24 @@ def _with_model(package: Package, model: Path, about: Mapping[str, Any]) -> Pack
         "datasets": about["hub_data"],
     }
     return package.finish("model.md.j2", front, {}, base=base, **about)
+
+
+def _written_files(model: Path) -> list[Path]:
+    """Files of a run's model, of those that the run has noted where it has; warns of others, which stay here."""
+    noted = model.parent / CHECKSUMS_FILE
+    own = set(read_manifest(noted)) if noted.is_file() else None
+    found = sorted(path for path in model.iterdir() if path.name != "README.md")
+    written = [
+        path
+        for path in found
+        if (path.name in (*VOCABULARY, *MODEL_TEXTS) or WEIGHTS.fullmatch(path.name))
+        and (own is None or f"{model.name}/{path.name}" in own)
+    ]
+    if others := [path.name for path in found if path not in written]:
+        warnings.warn(
+            f"{model} has more than the run wrote, which stays here: {', '.join(others)}.", ToolkitWarning, stacklevel=2
+        )
+    return written
 
 
 def _base(config: Config) -> tuple[str, dict[str, Any]]:
@@ -210,28 +243,23 @@ def _with_ledger(package: Package, run: Path, about: Mapping[str, Any]) -> Packa
 
 
 def _write_rows(package: Package, run: Path, source: str, reader: LedgerReader) -> int:
-    """Write every trajectory as a row; returns how many there are. `source` is the backbone's, for its tokenizer.
-
-    Raises InputError for a response or question that holds something private.
-    """
+    """Write every trajectory as a row; returns how many there are. `source` is the backbone's, for its tokenizer."""
     table = reader.trajectories()
     for number, begin in enumerate(range(0, len(table), ROWS_PER_FILE)):
         path, part = package.place(f"{ROWS}/train-{number:05d}.parquet"), table.slice(begin, ROWS_PER_FILE)
         with pq.ParquetWriter(path, ROW_SCHEMA, compression="zstd") as file:
             for first in range(0, len(part), BATCH):
                 rows = part.slice(first, BATCH)
-                more = _other_columns(run, source, reader, rows, package.private)
+                more = _other_columns(run, source, reader, rows)
                 file.write_table(pa.table([*rows.columns, *more], schema=ROW_SCHEMA))
     return len(table)
 
 
-def _other_columns(run: Path, source: str, reader: LedgerReader, rows: pa.Table, private: Private) -> list[list[Any]]:
+def _other_columns(run: Path, source: str, reader: LedgerReader, rows: pa.Table) -> list[list[Any]]:
     """Columns of a published trajectory beside the ledger's: texts, token ids, log-probs."""
     ids, owners = (rows.column(name).to_pylist() for name in ("trajectory_id", "question_id"))
     questions, responses = record.question_texts(run, sorted(set(owners))), record.response_texts(run, source, ids)
     texts = [questions[owner] for owner in owners]
-    private.check_rows((f"{text['text']}\n{text['answer']}" for text in texts), "the questions")
-    private.check_rows(responses.values(), "the responses")
     asked = [[text[name] or None for text in texts] for name in ("text", "answer")]
     return [*asked, [responses.get(each) for each in ids], *map(list, zip(*reader.bodies(ids), strict=True))]
 
@@ -261,8 +289,6 @@ def _copy_questions(package: Package, source: Path) -> None:
         replace(question, source=package.private.redact(question.source, str(source)))
         for question in read_questions(source).questions
     ]
-    texts = ("\n".join([*(turn.content for turn in question.prompt), question.answer]) for question in questions)
-    package.private.check_rows(texts, str(source))
     write_questions(package.place(record.QUESTIONS_FILE.as_posix()), questions, {})
 
 
@@ -290,8 +316,8 @@ def study_package(folder: Path, repo: str, staged: Path, private: Private) -> Pa
     tables = {"runs": runs, "steps": steps} if steps else {"runs": runs}
     for name, rows in tables.items():
         _write_table(package, f"{name}.parquet", rows)
-    texts = (path for path in folder.iterdir() if path.suffix in STUDY_TEXTS)
-    for path in sorted([*texts, *(folder / RESULTS_FOLDER).glob("*.json")]):
+    texts = (folder / name for name in STUDY_TEXTS if (folder / name).is_file())
+    for path in sorted([*texts, *(folder / RESULTS_FOLDER).glob(f"*{SUFFIX}")]):
         package.copy(path, path.relative_to(folder).as_posix())
     package.copy(write_report(folder, package.place("report.html")))
     front = {"tags": ["exgrpo", "reinforcement-learning", "ablation"]}
@@ -325,7 +351,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _write_table(package: Package, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
     """Rows as Parquet without what is private, a column for every key of any row."""
     texts = (json.dumps(row, ensure_ascii=False) for row in rows)
-    public = [json.loads(package.private.redact(text, name)) for text in texts]
+    public = [json.loads(package.private.redact(text, name, quoted=True)) for text in texts]
     names = dict.fromkeys(key for row in public for key in row)
     pq.write_table(pa.table({key: _column([row.get(key) for row in public]) for key in names}), package.place(name))
 

@@ -1,112 +1,102 @@
-"""Files of one repository of the hub, and the check that nothing private leaves this machine.
+"""Files of one repository of the hub, all of them looked at before they leave this machine.
 
 Every text passes `Private` on its way into a package: paths and host names are taken out, and a secret stops it all.
+What is not changed (rows, vocabularies, weights) is looked at where it lies.
 """
 
 import json
 import os
-import platform
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup, escape
+import pyarrow.parquet as pq
+from markupsafe import Markup
 
-from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.errors import InputError, first_line
 from exgrpo_cli.base.output import in_markdown, printable
+from exgrpo_cli.publishing.private import QUOTED, Private
 
 MARKER = "exgrpo.json"
 """File of a repository that says what was published into it."""
-METADATA_FILES = ("config.toml", "metrics.jsonl", "summary.json", "environment.json")
-"""Files in which a run describes itself."""
-SECRET_NAME = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$")
-"""Ends of the names of environment variables whose values are secret."""
-SECRET = (
-    r"\b(hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{30,}"
-    r"|AKIA[A-Z0-9]{16}|xox[abp]-[A-Za-z0-9-]{20,})"
+ROWS_LOOKED_AT = 1024
+VOCABULARY = (
+    "tokenizer.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "added_tokens.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
 )
-"""Tokens of the hub, GitHub, OpenAI and Anthropic, Amazon, Slack by their look."""
-LEAST_SECRET = 8
-"""Characters; a shorter value of a variable is in texts by chance."""
-LEAST_HOST = 4
-ABSOLUTE_PATH = re.compile(r"(?<![\w.~/<])/(?!/)(?:[\w.@+~-]+/)+[\w.@+~-]*")
-WHOLE = r"(?<![\w-]){}(?![\w-])"
-"""Form of a pattern that finds no part of a longer word."""
-URL_HOST = re.compile(r"(?<=://)(?!huggingface\.co\b)[\w.:@-]*\w")
+"""Words of a model, which nothing is taken out of."""
+WEIGHTS = re.compile(r"model(-\d{5}(-of-\d{5})?)?\.safetensors")
+MODEL_TEXTS = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors.index.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""Other files that transformers writes into a model's folder."""
+STUDY_TEXTS = ("study.json", "results.json", "report.md")
+"""Files of a study's folder that go along: its plan and tables."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Private:
-    """Patterns of what is private to this machine, in this run."""
-
-    secrets: "re.Pattern[str]"
-    folders: "re.Pattern[str]"
-    """Absolute ones, with the rest of a path in them."""
-    hosts: "re.Pattern[str]"
-    """Names of this machine, and hosts of addresses in the settings and the journal."""
-    here: "re.Pattern[str]"
-    """Folders and names of this machine, which data may not have; other hosts may be anybody's there."""
-
-    @classmethod
-    def of(cls, folder: Path, environment: Mapping[str, str] = os.environ) -> "Private":
-        """Home, working folder and that of the run; this host; the hub's token and all secrets of `environment`."""
-        from huggingface_hub import get_token
-
-        runs = (folder.absolute(), folder.resolve())
-        folders = {Path.home(), Path.cwd(), *runs, *(run.parent for run in runs)} - {Path("/")}
-        nodes = {platform.node(), environment.get("HOSTNAME", ""), environment.get("SLURMD_NODENAME", "")}
-        hosts = {host for node in nodes for host in (node, node.partition(".")[0]) if len(host) >= LEAST_HOST}
-        told = (path for name in METADATA_FILES for place in ("", "*/seed-*/") for path in folder.glob(place + name))
-        servers = {host for path in told for host in URL_HOST.findall(path.read_text(errors="replace"))}
-        secrets = {value for name, value in environment.items() if SECRET_NAME.search(name)} | {get_token() or ""}
-        written = {form for secret in secrets if len(secret) >= LEAST_SECRET for form in _forms(secret)}
-        hosts -= {"localhost"}
-        return cls(
-            secrets=re.compile(f"{SECRET}|{_any_of(written)}"),
-            folders=re.compile(_any_of(map(str, folders)) + r"(?![\w-])[^\s\"'<>,;:]*"),
-            hosts=re.compile(WHOLE.format(_any_of(servers | hosts))),
-            here=re.compile(WHOLE.format(_any_of({*map(str, folders), *hosts}))),
-        )
-
-    def redact(self, text: str, where: str) -> str:
-        """The text with paths by their last part and without host names.
-
-        Raises InputError, naming `where` and not the secret, for a text with one.
-        """
-        self._refuse_secrets(text, where)
-        for paths in (self.folders, ABSOLUTE_PATH):
-            text = paths.sub(lambda match: Path(match[0]).name, text)
-        return self.hosts.sub("host", text)
-
-    def check_rows(self, texts: Iterable[str], where: str) -> None:
-        """Raise InputError for a row with a secret, this host's name or one of its folders: rows are not changed."""
-        for row, text in enumerate(texts):
-            self._refuse_secrets(text, f"{where}, row {row}")
-            if found := self.here.search(text):
-                raise InputError(
-                    f"{where}, row {row} has {found[0]!r} of this machine in it: it would be published. Leave the "
-                    "row's question out of the training set, or publish without the ledger (--no-ledger)."
-                )
-
-    def _refuse_secrets(self, text: str, where: str) -> None:
-        if found := self.secrets.search(text):
+def require_own(folder: Path, paths: Iterable[Path]) -> None:
+    """Raise InputError for one of the paths that is there and is a link out of the folder, or no file or folder."""
+    whole = folder.resolve()
+    for path in paths:
+        if os.path.lexists(path) and not path.resolve().is_relative_to(whole):
             raise InputError(
-                f"{where} holds a secret that begins with {found[0][:4]!r}: nothing was published. Remove it there, "
-                "and replace it where it is valid."
+                f"{path} is a link to {path.resolve()}, outside {folder}: what is there would be published. Put a copy "
+                "in its place."
             )
+        if os.path.lexists(path) and not (path.is_file() or path.is_dir()):
+            raise InputError(f"{path} is neither a file nor a folder: nothing was published. Remove it.")
 
 
-def _any_of(names: Iterable[str]) -> str:
-    """Pattern of any of the names, the longest first; of no names it matches nothing."""
-    listed = sorted(names, key=len, reverse=True)
-    return f"(?:{'|'.join(map(re.escape, listed)) or '(?!)'})"
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a value of a column."""
+    if isinstance(value, str | bytes):
+        yield value if isinstance(value, str) else value.decode(errors="replace")
+    elif isinstance(value, Mapping | list | tuple):
+        for own in value.items() if isinstance(value, Mapping) else value:
+            yield from _texts(own)
 
 
-def _forms(secret: str) -> set[str]:
-    """A secret as it stands in a text, in JSON or TOML, and on a page."""
-    return {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], str(escape(secret))}
+def _check_table(private: Private, path: Path, where: str) -> None:
+    """Look at every text of a Parquet file: those of all rows, and what the file says of itself."""
+    file = pq.ParquetFile(path)
+    private.check(" ".join([*file.schema_arrow.names, *_texts(dict(file.metadata.metadata or {}))]), where)
+    names = [field.name for field in file.schema_arrow if re.search("string|binary|utf8", str(field.type))]
+    first = 0
+    for batch in file.iter_batches(ROWS_LOOKED_AT, columns=names):
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            rows = ("\n".join(_texts(value)) for value in column.to_pylist())
+            private.check_rows(rows, f"{where}, column {name}", first)
+        first += len(batch)
+
+
+def _check_weights(private: Private, path: Path) -> None:
+    """Look at the header of a safetensors file, whose tensors must fill the rest of it."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "numpy"):
+            pass
+    except SafetensorError as error:
+        raise InputError(
+            f"{path} is no whole safetensors file ({first_line(error)}): restore it from a copy."
+        ) from error
+    with path.open("rb") as file:
+        header = file.read(int.from_bytes(file.read(8), "little"))
+    private.check(header.decode(errors="replace"), f"the header of {path}", quoted=True)
 
 
 def _in_card(value: object) -> object:
@@ -135,11 +125,30 @@ class Package:
 
     def write(self, name: str, text: str, where: str) -> None:
         """Add a text without what is private; messages name `where` it is from. Raises InputError for a secret."""
-        self.place(name).write_text(self.private.redact(text, where), encoding="utf-8")
+        public = self.private.redact(text, where, quoted=Path(name).suffix in QUOTED)
+        self.place(name).write_text(public, encoding="utf-8")
 
     def copy(self, source: Path, name: str = "") -> None:
         """Add a text file, under its own name where no other is given, as `write` does."""
-        self.write(name or source.name, source.read_text(encoding="utf-8"), str(source))
+        try:
+            text = source.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise InputError(f"{source} is no text in UTF-8 ({first_line(error)}): restore it from a copy.") from error
+        self.write(name or source.name, text, str(source))
+
+    def look(self) -> None:
+        """Look at all that goes and was not written as a text: rows, vocabularies, headers of weights.
+
+        Raises InputError for what is private there.
+        """
+        for name, path in self.files.items():
+            if path.suffix == ".parquet":
+                _check_table(self.private, path, name)
+            elif path.suffix == ".safetensors":
+                _check_weights(self.private, path)
+            elif not path.is_relative_to(self.folder):
+                text = path.read_text(encoding="utf-8", errors="replace")
+                self.private.check(text, str(path), quoted=path.suffix in QUOTED)
 
     def finish(self, template: str, front: Mapping[str, Any], tables: Mapping[str, str], **values: Any) -> "Package":
         """Add the marker, and the card: a template of this folder with its `front` matter and `values`.

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from local_hub import READER, TOKEN, LocalHub, Repository, local_hub, talk_to
 from made_results import result_of
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -26,7 +27,7 @@ from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import SCHEMAS, TABLES
 from exgrpo_cli.publishing.contents import MEANINGS, ROW_SCHEMA
 from exgrpo_cli.publishing.hub import ROWS, local_run
-from exgrpo_cli.publishing.package import Private
+from exgrpo_cli.publishing.private import Private
 from exgrpo_cli.runs.result import write_result
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -53,7 +54,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = run / "model"
     model.mkdir()
     for number in range(3):
-        (model / f"model-{number}.safetensors").write_bytes(b"weights" * (1000 + number))
+        weights = {f"layer-{number}": np.full(1000 + number, number, dtype=np.float32)}
+        save_file(weights, model / f"model-{number + 1:05d}.safetensors", metadata={"format": "pt"})
     Tokenizer(WordLevel({f"word{n}": n for n in range(VOCABULARY)}, unk_token="word0")).save(
         str(model / "tokenizer.json")
     )
@@ -122,7 +124,7 @@ def test_a_published_run_is_a_model_with_its_card_and_a_ledger_that_is_a_run_aga
     assert "license: other\nlicense_name: base-licence\nlicense_link: https://example.org/licence\n" in card
     assert "Base model: base-model" in card and "exgrpo (seed 0) on algebra.jsonl" in card
     assert "| algebra-heldout | after training | 0.8" in card and "| 600 | 4 |" in card
-    assert model.files["model-2.safetensors"] == b"weights" * 1002
+    assert model.files["model-00003.safetensors"] == (run / "model/model-00003.safetensors").read_bytes()
     assert hub.uploaded and json.loads(model.files["config.json"])["_name_or_path"] == "base-model"
 
     for content in (*model.files.values(), *ledger.files.values()):
@@ -188,7 +190,7 @@ def test_a_dry_run_lists_files_and_sizes_and_asks_nobody(run, monkeypatch, capsy
     assert exgrpo(["publish", str(run), "--to", "me/algebra", "--dry-run", "--json"]) == 0
     ledger, model = json.loads(capsys.readouterr().out)["repositories"]
     assert (ledger["type"], model["type"]) == ("dataset", "model")
-    assert model["files"]["model-0.safetensors"] == 7000 and model["bytes"] == sum(model["files"].values())
+    assert model["files"]["model-00001.safetensors"] > 4000 and model["bytes"] == sum(model["files"].values())
     assert {"README.md", "config.toml", "data/train.parquet", "replay/ledger.json"} <= set(ledger["files"])
     assert not any(name.startswith("replay/bodies") for name in ledger["files"])
 
