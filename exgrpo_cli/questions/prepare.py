@@ -17,7 +17,7 @@ from typing import Any
 
 from exgrpo_cli import __version__
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import require_writable
+from exgrpo_cli.base.files import require_place, require_writable
 from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.names import is_made, section_of_made
 from exgrpo_cli.config.sections.run import GradingSettings
@@ -171,6 +171,7 @@ def outputs_of(source: str, output: Path, options: PrepareOptions) -> list[Path]
     if is_made(source) or options.split is not None:
         outputs.append(heldout_beside(output))
     for path in outputs:
+        require_place(path)
         if path.exists() and Path(source).exists() and path.samefile(source):
             raise InputError(f"--output {path} is the source itself: name another file.")
         if path.exists() and not is_prepared(read_metadata(path)):

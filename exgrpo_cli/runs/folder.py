@@ -54,7 +54,8 @@ _SET_UP_WRITES = re.compile(
     r"|wandb/(run-id|latest-run|debug[^/]*\.log|(offline-)?run-\d{8}_\d{6}-\w+/.+)"
 )
 """Names below the folder of all that a set-up leaves, besides what is half-written of them."""
-_HALF_WRITTEN = re.compile(r"\.([^/]+)\.partial-[^/]+$")
+_SET_UP_FOLDERS = re.compile(r"(data|replay|checkpoints|samples|plots|stacks|tensorboard|wandb)(/|$)")
+_HALF_WRITTEN = re.compile(r"(^|/)\.([^/]+)\.partial-[^/]+$")
 _CHECKPOINT = re.compile(r"step-(\d{6,})")
 TORCH_WRITES = ("PytorchStreamWriter", "inline_container", "file write failed", "No space left on device")
 """One of these is in what torch says when it cannot write a file."""
@@ -105,9 +106,10 @@ class RunFolder:
         return marker.read_text(errors="replace") == _SET_UP_TEXT and not self._others()
 
     def _others(self) -> list[str]:
-        """Names below the folder of what no set-up writes; folders count by what is in them, links as files."""
-        names = [path.relative_to(self.path).as_posix() for path in self.path.rglob("*") if _is_entry(path)]
-        return [name for name in names if not _SET_UP_WRITES.fullmatch(_HALF_WRITTEN.sub(r"\1", name))]
+        """Names below the folder of what no set-up writes; its own folders count by what is in them, links as files."""
+        found = {path.relative_to(self.path).as_posix(): path for path in self.path.rglob("*")}
+        names = [name for name, path in found.items() if _is_entry(path) or not _SET_UP_FOLDERS.match(name)]
+        return [name for name in names if not _SET_UP_WRITES.fullmatch(_HALF_WRITTEN.sub(r"\1\2", name))]
 
     def remove_set_up(self) -> None:
         """Remove what a set-up wrote here, the marker last, and the folders that are then empty. Whatever else is in
@@ -119,7 +121,7 @@ class RunFolder:
                 remove_path(path)
         (self.path / SET_UP_FILE).unlink(missing_ok=True)
         for path in [*entries, self.path]:
-            if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
+            if not _is_entry(path) and path not in others and not any(path.iterdir()):
                 path.rmdir()
 
     @classmethod
@@ -142,13 +144,14 @@ class RunFolder:
         return folder
 
     def require_own_folders(self) -> None:
-        """Raise InputError where a folder in the run is a link, through which it would write somewhere else."""
+        """Raise InputError where a folder in the run is a link out of it, through which it would write elsewhere."""
         for parent, names, _ in os.walk(self.path):
-            if linked := next((own for own in (Path(parent, name) for name in names) if own.is_symlink()), None):
-                raise InputError(
-                    f"{linked} is a link to another folder, and a run writes nothing through links: put the folder "
-                    "itself in its place."
-                )
+            for path in (own for own in (Path(parent, name) for name in names) if own.is_symlink()):
+                if not path.resolve().is_relative_to(self.path.resolve()):
+                    raise InputError(
+                        f"{path} is a link to a folder elsewhere, and a run writes nothing through links: put the "
+                        "folder itself in its place."
+                    )
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """One writer, one reader, one appender: whole or absent, also where the disk refuses or the process is killed."""
 
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from exgrpo_cli.base.files import (
     append_json_lines,
     drop_torn_line,
     last_json_line,
+    read_json,
     read_json_lines,
     remove_partials,
     whole_folder,
@@ -24,6 +26,7 @@ from exgrpo_cli.base.files import (
     write_text,
     write_whole,
 )
+from exgrpo_cli.commands import run
 
 
 @contextmanager
@@ -103,6 +106,67 @@ def test_a_killed_writer_leaves_what_was_there(tmp_path: Path, kind: str) -> Non
     assert names(tmp_path) == [f".thing.partial-{_host()}-{writer.pid}", "thing"]
     remove_partials(tmp_path)
     assert names(tmp_path) == ["thing"]
+
+
+def test_the_next_writer_of_a_name_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    """And nothing else: neither another name's, nor what lives, nor what a process of another host may be writing."""
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    stays = [
+        f".page.html.partial-{_host()}-1",
+        f".page.html.partial-00000000-{dead.pid}",
+        f".other.html.partial-{_host()}-{dead.pid}",
+    ]
+    for name in (*stays, f".page.html.partial-{_host()}-{dead.pid}"):
+        (tmp_path / name).write_text("half")
+    write_text(tmp_path / "page.html", "whole")
+    assert names(tmp_path) == sorted([*stays, "page.html"])
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (fifo, "a device or a pipe"),
+        (Path.mkdir, "a folder"),
+        (lambda path: path.symlink_to("/dev/stdout"), "a device or a pipe"),
+        (lambda path: path.symlink_to("/dev/full"), "a device or a pipe"),
+    ],
+    ids=["fifo", "folder", "link to /dev/stdout", "link to /dev/full"],
+)
+def test_a_file_takes_the_place_of_a_file_alone(tmp_path: Path, make, kind: str, capsys) -> None:
+    path = tmp_path / "place"
+    make(path)
+    before = path.lstat()
+    with pytest.raises(InputError, match=f"place is {kind}, where a file is to go: name another file"):
+        write_text(path, "text")
+    for command in (["report", str(tmp_path)], ["prepare", "arithmetic"]):
+        assert run([*command, "--output", str(path)]) == 2
+        assert str(path) in capsys.readouterr().err
+    assert path.lstat().st_mode == before.st_mode and path.lstat().st_ino == before.st_ino
+
+
+def test_a_link_to_a_file_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("precious")
+    (tmp_path / "page.html").symlink_to(tmp_path / "theirs")
+    write_text(tmp_path / "page.html", "page")
+    assert (tmp_path / "theirs").read_text() == "precious" and not (tmp_path / "page.html").is_symlink()
+
+
+@pytest.mark.parametrize("text", [b"\xff{}", b"[" * 100_000, b"{", b'{"a": 1' + b"9" * 5000 + b"}", None], ids=range(5))
+def test_bytes_that_are_no_json_are_named(tmp_path: Path, text: bytes | None) -> None:
+    path = tmp_path / "ledger.json"
+    path.mkdir() if text is None else path.write_bytes(text)
+    with pytest.raises(InputError, match=r"ledger.json (is not JSON|cannot be read|is no file).*restore it"):
+        read_json(path)
+    if text is not None:
+        path.write_bytes(b'{"step": 1}\n' + text + b"\n")
+        with pytest.raises(InputError, match=r"ledger.json, line 2 is not JSON"):
+            list(read_json_lines(path))
+        assert last_json_line(path) in ({"step": 1}, None)
 
 
 def test_a_folder_is_replaced_only_by_a_whole_one(tmp_path: Path) -> None:

@@ -160,6 +160,34 @@ def test_each_error_has_its_exit_code_and_one_line(failing, name, capsys):
     assert expected.get(name, str(ERRORS[name][0]).split("\n")[0]) in err
 
 
+class PanicException(BaseException):
+    """As Rust's comes through its bindings."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("can't start new thread"),
+        RuntimeError("could not create a primitive descriptor"),
+        ValueError("realloc of size 256 failed"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes."),
+        PanicException("The global thread pool has not been initialized.: ThreadPoolBuildError"),
+    ],
+)
+def test_a_limit_of_the_system_is_called_one(error, capsys):
+    commands = typer.Typer(pretty_exceptions_enable=False)
+
+    @commands.command()
+    def fail() -> None:
+        raise error
+
+    assert run([], commands) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"exgrpo: the system gave no more memory or threads ({str(error) or 'MemoryError'})")
+    assert "ulimit" in err and len(err.splitlines()) == 1
+
+
 @pytest.mark.parametrize("name", ["refused", "stopped", "surprise", "disk"])
 def test_debug_shows_the_traceback(failing, name, capsys):
     assert run([name, "--debug"], failing) == ERRORS[name][1]

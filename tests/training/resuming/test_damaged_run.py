@@ -14,10 +14,11 @@ from exgrpo_cli.base.files import read_json_lines, write_manifest
 from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.ledger.reader import LedgerReader
-from exgrpo_cli.runs.folder import RunFolder, note_checksums, require_model
+from exgrpo_cli.runs.folder import RunFolder, find_changes, note_checksums, require_model
 from exgrpo_cli.runs.result import read_result
 from exgrpo_cli.training.checkpoint import find_resume_point
 from exgrpo_cli.training.run import train
+from exgrpo_cli.training.setup import begin_writing
 from exgrpo_cli.training.start import is_finished, resumed_config
 
 
@@ -83,6 +84,59 @@ def test_a_manifest_that_is_gone_is_damage_and_a_stray_folder_is_none(run: Path)
     (run / "data" / "manifest.json").unlink()
     with pytest.raises(InputError, match=r"data/manifest.json is missing. Restore it from a copy"):
         point_of(run)
+
+
+def copied(run: Path) -> None:
+    shutil.copytree(run / "checkpoints" / "step-000004", run / "checkpoints" / "step-000005")
+
+
+def renamed(run: Path) -> None:
+    (run / "checkpoints" / "step-000004").rename(run / "checkpoints" / "step-000007")
+
+
+def emptied(run: Path) -> None:
+    (run / "checkpoints" / "step-000008").mkdir()
+
+
+def other_state(run: Path) -> None:
+    (run / "checkpoints" / "step-000006" / "state.json").write_text('{"state": {"step": "6"}, "stream": []}')
+    write_manifest(run / "checkpoints" / "step-000006")
+
+
+@pytest.mark.parametrize(
+    ("damage", "goes_on_from", "said"),
+    [
+        (copied, 6, ""),
+        (renamed, 6, r"step 7 passed over, going on from step 6: .*state.json holds the state of step 4"),
+        (emptied, 6, r"step 8 passed over, going on from step 6: .*manifest.json is missing"),
+        (other_state, 4, r"step 6 passed over, going on from step 4: .*state.json is damaged"),
+        (
+            lambda run: shutil.rmtree(run / "samples"),
+            6,
+            r"step-000001.jsonl is missing, and 5 more files: restore what",
+        ),
+        (lambda run: flip(run / "samples" / "step-000002.jsonl"), 6, r"step-000002.jsonl is damaged \(.*\): restore"),
+        (lambda run: (run / "environment.json").unlink(), 6, r"environment.json is missing: restore what you need"),
+    ],
+)
+def test_what_is_out_of_place_is_named_and_the_run_goes_on(run: Path, damage, goes_on_from: int, said: str) -> None:
+    damage(run)
+    point = point_of(run)
+    assert point.step == goes_on_from
+    assert re.search(said, "; ".join(point.notes)) and bool(said) == bool(point.notes)
+    begin_writing(resumed_config(run), RunFolder(run), point, validates_again=True)
+    assert (run / "samples").is_dir()
+    assert not point.lost or find_changes(run)
+
+
+@pytest.mark.parametrize("name", ["ledger.json", "metrics.jsonl"])
+def test_bytes_that_are_no_text_are_named(run: Path, name: str, capsys) -> None:
+    (run / "checksums.json").unlink()
+    path = run / ("replay/" if name == "ledger.json" else "") / name
+    path.write_bytes(b"\xff\xfe" + path.read_bytes())
+    for command in (["train", "--resume", "--output", str(run)], ["replay-stats", str(run)]):
+        assert exgrpo(command) in (1, 2) and f"{path}" in (line := capsys.readouterr().err)
+        assert "unexpected" not in line
 
 
 def test_a_run_goes_on_from_the_older_checkpoint_as_if_it_had_been_the_newest(run, cut_run, capsys) -> None:

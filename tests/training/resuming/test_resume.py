@@ -5,9 +5,13 @@ import os
 
 import pytest
 
+import exgrpo_cli.show.report
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.files import write_json
+from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.settings import to_toml
+from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.training.start import is_finished, newest_unfinished, resumed_config
 
 
@@ -90,3 +94,28 @@ def test_the_newest_unfinished_run_is_the_one_written_to_last(run_folder):
     assert newest_unfinished(runs) == runs / "third"
     write_summary(runs / "third", steps=150, finished="steps reached")
     assert newest_unfinished(runs) == runs / "second"
+
+
+def test_a_run_stopped_while_its_page_was_written_gets_it_on_resume(tmp_path, monkeypatch, capsys):
+    """And says how, when it is stopped; with its page it has finished."""
+    run, report = RunFolder.create(tmp_path / "run"), exgrpo_cli.show.report.write_report
+    run.config.write_text(to_toml(build_config(assignments=["run.steps=2"])))
+    for step in (1, 2):
+        run.append_metrics({"step": step, "phase": "mixed"})
+    counts = dict.fromkeys(("questions", "trajectories", "retired", "used"), 0)
+    summary = {"steps": 2, "finished": "steps reached", "method": "exgrpo", "backbone": "tiny", "seed": 0}
+    summary |= {"heldout": {"set": "", "before": {}, "after": {}}, "tokens": {"generated": 1, "trained": 1}}
+    write_json(run.summary, summary | {"wall_seconds": {"total": 1.0}, "peak_memory_bytes": 1, "replay": counts})
+
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    again = ["train", "--resume", "--output", str(run.path)]
+    monkeypatch.setattr(exgrpo_cli.show.report, "write_report", interrupted)
+    assert exgrpo(again) == 130
+    assert f"all else is there; write it with: exgrpo report {run.path}" in capsys.readouterr().err
+    monkeypatch.setattr(exgrpo_cli.show.report, "write_report", report)
+    assert exgrpo(again) == 0
+    assert (run.path / "report.html").is_file() and "tokens generated" in capsys.readouterr().out
+    assert exgrpo(again) == 2
+    assert "has finished its 2 steps: raise --steps" in capsys.readouterr().err
