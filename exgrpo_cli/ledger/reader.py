@@ -219,6 +219,7 @@ def _read_once(folder: Path) -> Catalogue:
     if later := [part for parts in listed.values() for part in parts if commit is None or part.last_step > last_step]:
         rows = sum(part.num_rows for parts in listed.values() for part in parts) - sum(totals.values())
         reason = mismatch or "not complete (still being written, or cut short)"
+        reason = reason if listed[EVENTS] or problems else f"{EVENTS} has no parts"
         problems.append(f"{rows} rows up to step {max(part.last_step for part in later)} left out: {reason}")
     return Catalogue(parts=kept, totals=totals, last_step=last_step, dropped="; ".join(problems))
 

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 import numpy as np
 from jaxtyping import Int64
 
 from exgrpo_cli.base.errors import DamageWarning, InputError
-from exgrpo_cli.base.files import NUMBER, Shape, read_json, values_digest, write_json
+from exgrpo_cli.base.files import NUMBER, Shape, read_json, require_shape, values_digest, write_json
 from exgrpo_cli.config.settings import NOT_HASHED, Config, flat
 from exgrpo_cli.runs.folder import find_changes
 
@@ -187,6 +187,10 @@ def config_hash(config: Config) -> str:
     return values_digest({name: values[name] for name in values.keys() - NOT_HASHED if values[name] != usual[name]})
 
 
+_SCORE: Shape = {
+    **dict.fromkeys(("pass_at_1", "low", "high"), NUMBER),
+    **dict.fromkeys(("questions", "samples"), int),
+}
 _SUMMARY: Shape = {
     "steps": int,
     "finished": str,
@@ -199,6 +203,26 @@ _SUMMARY: Shape = {
     "peak_memory_bytes": int,
     "replay": {"questions": int, "trajectories": int, "retired": int, "used": int},
 }
+
+
+class _AtK(TypedDict):
+    value: float
+    low: float
+    high: float
+
+
+class _Second(TypedDict):
+    pass_at_1: float
+    disagreements: int
+
+
+_REMARKED: Shape = {
+    "pass_at_k": dict[Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")], _AtK],
+    "valid_pass_at_1": NUMBER,
+    "constant_answer": {"answer": str, "pass_at_1": NUMBER},
+    "second_graders": dict[str, _Second],
+}
+"""Parts of a score that not every run has."""
 LEAST_CONSTANT = 0.02
 """pass@1 from which a constant answer is reported, where a score is no better."""
 
@@ -240,7 +264,13 @@ def has_ended(run: Path, last_step: int) -> bool:
 
 def read_summary(path: Path) -> dict[str, Any]:
     """The final figures in a `summary.json`. Raises InputError where it is missing or damaged."""
-    return dict(read_json(path, _SUMMARY))
+    summary = dict(read_json(path, _SUMMARY))
+    for name in ("before", "after"):
+        if score := summary["heldout"][name]:
+            more = {key: shape for key, shape in _REMARKED.items() if key in score}
+            require_shape(score, {**_SCORE, **more}, f"{path}, heldout.{name}")
+    require_shape(summary["wall_seconds"], {"total": NUMBER}, f"{path}, wall_seconds")
+    return summary
 
 
 def remarks(score: Mapping[str, Any]) -> str:

@@ -30,7 +30,7 @@ from exgrpo_cli.ledger.columns import (
 )
 from exgrpo_cli.ledger.reader import DamagedBytes, LedgerReader, LedgerWarning, reading
 from exgrpo_cli.ledger.schemas import DRAWS, EVENTS, REPLAYS, SCORES, TRAJECTORIES
-from exgrpo_cli.runs.folder import METRICS_FILE, POOL_FILE, RunMetrics, find_changes, read_metrics
+from exgrpo_cli.runs.folder import CHECKSUMS_FILE, METRICS_FILE, POOL_FILE, RunMetrics, find_changes, read_metrics
 
 LEDGER_FOLDER = "replay"
 CONFIG_FILE = "config.toml"
@@ -125,7 +125,11 @@ def read_config(run: Path) -> Config:
     path = run / (POOL_FILE if (run / POOL_FILE).is_file() else CONFIG_FILE)
     if not path.is_file():
         raise InputError(f"{run} is not a run folder: it has no {CONFIG_FILE}. Name the --output folder of a run.")
-    return resolve([Written(str(path), layers.read_config(path), Author.READ)])
+    try:
+        return resolve([Written(str(path), layers.read_config(path), Author.READ)])
+    except InputError as error:
+        # What settings are together is refused without a word of where they stand.
+        raise error if str(path) in str(error) else InputError(f"{path}: {error}") from error
 
 
 def keeps_experience(run: Path) -> bool:
@@ -215,12 +219,17 @@ def _gaps(run: Path, reader: LedgerReader, metrics: RunMetrics, num_questions: i
         state = "has no ids" if path.is_file() else "is missing"
         yield f"{path} {state}: questions tried and unseen are not known, nor their order and texts"
     elif (data / MANIFEST).is_file() and not path.is_symlink() and (damage := find_damage(data, path.name)):
-        yield damage
-    yield from find_changes(run, (CONFIG_FILE, METRICS_FILE))
+        yield f"{damage}, by {data.name}/{MANIFEST}"
+    yield from changes(run, (CONFIG_FILE, METRICS_FILE))
     # The ledger is a step ahead of the journal while the step's line is being written.
     missing = np.setdiff1d(np.arange(1, max(reader.last_step, *metrics.steps, 1)), metrics.steps)
     if len(missing) and not (run / POOL_FILE).is_file():
         yield f"{run / METRICS_FILE} lacks {len(missing)} steps, step {missing[0]} first"
+
+
+def changes(run: Path, among: Sequence[str] = ()) -> Iterator[str]:
+    """As `find_changes`, each with the list that says so: it may be this that is damaged."""
+    yield from (f"{change}, by {CHECKSUMS_FILE}" for change in find_changes(run, among))
 
 
 def read_question_columns(run: Path, columns: Sequence[str], chosen: pc.Expression | None = None) -> pa.Table:

@@ -15,7 +15,7 @@ from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.files import NUMBER, Shape, read_json, require_shape
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.settings import PINNED, Config, flat, resolve
-from exgrpo_cli.runs.folder import CHECKSUMS_FILE, REPORT_FILE, RunFolder, find_changes, read_json_lines, read_metrics
+from exgrpo_cli.runs.folder import CHECKSUMS_FILE, REPORT_FILE, RunFolder, read_json_lines, read_metrics
 from exgrpo_cli.runs.result import RunResult, read_summary, remarks
 from exgrpo_cli.show import statistics, tables
 from exgrpo_cli.show.figures import run as figures
@@ -31,7 +31,7 @@ from exgrpo_cli.show.page import (
     write_page,
 )
 from exgrpo_cli.show.queries import draw_names
-from exgrpo_cli.show.record import keeps_experience, read_config, read_run
+from exgrpo_cli.show.record import changes, keeps_experience, read_config, read_run
 from exgrpo_cli.studies import output
 from exgrpo_cli.studies.claims import claim_outcomes
 from exgrpo_cli.studies.measure import new_fall, read_validations
@@ -71,7 +71,7 @@ def write_report(folder: Path, path: Path | None = None) -> Path:
         raise InputError(f"{folder} is neither a run (no config.toml) nor a study (no ARM/seed-N/config.toml).")
     path = path or folder / REPORT_FILE
     write_page(page, path)
-    gaps = [change for run in runs for change in find_changes(run)]
+    gaps = [change for run in runs for change in changes(run)]
     gaps += [
         f"{title} not shown: {block.text.removeprefix(NOT_SHOWN)}"
         for title, blocks in page.sections.items()
@@ -155,7 +155,7 @@ def _result(folder: RunFolder) -> Iterator[Block]:
 
 def _remarks(folder: RunFolder) -> Iterator[str]:
     """Changed files, fired guards, falls of the held-out score, a damaged ledger, skipped updates."""
-    yield from (f"{change}: restore it from a copy." for change in find_changes(folder.path))
+    yield from (f"{change}: restore it from a copy." for change in changes(folder.path))
     guards = Guards()
     for line in folder.metrics_lines():
         yield from guards.check(line)

@@ -64,6 +64,13 @@ class Validation:
     ids: tuple[str, ...] = ()
     """Question ids, where the questions are not the held-out ones."""
 
+    def __post_init__(self) -> None:
+        counts = [self.correct, *([] if self.valid is None else [self.valid])]
+        if self.step < 0 or self.samples < 1 or not all(len(own) for own in counts):
+            raise ValueError(f"step {self.step}, {self.samples} samples of {len(self.correct)} questions")
+        if not all(0 <= own.min() <= own.max() <= self.samples and len(own) == len(counts[0]) for own in counts):
+            raise ValueError(f"counts are not from 0 to {self.samples} of {len(self.correct)} questions")
+
     @property
     def pass_at_1(self) -> float:
         """Share of right samples over all questions."""
@@ -79,13 +86,15 @@ def read_validations(run: Path, kind: str = HELDOUT) -> tuple[Validation, ...]:
     lines = enumerate(read_json_lines(path) if path.is_file() else (), start=1)
     found = [_validation(line, f"{path}, line {number}") for number, line in lines]
     by_step = {each.step: each for each in found if each.asked == kind}
+    if len({(len(each.correct), each.ids) for each in by_step.values()}) > 1:
+        raise InputError(f"{path} asks other questions at one step than at another: restore it from a copy.")
     return tuple(by_step[step] for step in sorted(by_step))
 
 
 def _validation(line: dict[str, Any], where: str) -> Validation:
     try:
         return msgspec.convert(line, Validation, dec_hook=lambda _, text: np.array(text.split(), dtype=np.int64))
-    except (ValueError, AttributeError) as error:
+    except (ValueError, OverflowError, AttributeError) as error:
         raise InputError(f"{where} is damaged ({error}): restore it from a copy.") from error
 
 

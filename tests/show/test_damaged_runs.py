@@ -1,11 +1,13 @@
 """A finished run whose files are damaged: its statistics are those of the whole run, or the file is named."""
 
+import functools
 import json
 import random
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +16,8 @@ import pytest
 from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.files import write_manifest
 from exgrpo_cli.commands import run as exgrpo
-from exgrpo_cli.runs.folder import note_checksums
+from exgrpo_cli.runs.folder import RunFolder, note_checksums
+from exgrpo_cli.show.report import _remarks, _result
 from exgrpo_cli.show.statistics import report_json, report_runs
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -74,6 +77,10 @@ TOLD = {
     "rows of another program": (
         lambda run: rows(part_of(run, "events"), reverse),
         r"read up to step 2; events/part-0+3-0+3.parquet: another program has written its rows anew",
+    ),
+    "no commit records": (
+        lambda run: shutil.rmtree(run / "replay/events"),
+        r"read up to step 0; \d+ rows up to step 6 left out: events has no parts",
     ),
     "a commit record that is none": (lambda run: with_metadata(run, b'{"totals": []}'), r"part-0+3-0+3.parquet"),
     "a deep commit record": (lambda run: with_metadata(run, b"[" * 100_000), r"part-0+3-0+3.parquet"),
@@ -151,3 +158,66 @@ def test_damaged_bytes_are_healed_or_named(run: Path, seed: int, capsys: pytest.
         assert (code, out) == (0, right) or (code in (0, 2) and path.name in err), (path, begin, garbage[:9], code, err)
         assert "unexpected" not in err
         path.write_bytes(before)
+
+
+ODD = (None, "x", -1, 1e308, 10**30, [], {}, True, "9" * 5000, [[[]]])
+
+
+def places(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every key and index of plain data, from the outside inwards."""
+    if before:
+        yield before
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield from places(value[key], (*before, key))
+
+
+def changed(value: Any, rng: random.Random) -> Any:
+    """A copy with something else, or nothing, at one place."""
+    value = json.loads(json.dumps(value))
+    *outer, last = rng.choice(list(places(value)))
+    holder = functools.reduce(lambda own, key: own[key], outer, value)
+    if rng.random() < 0.2:
+        del holder[last]
+    else:
+        holder[last] = rng.choice(ODD)
+    return value
+
+
+SCORE = {
+    **dict.fromkeys(("pass_at_1", "low", "high", "valid_pass_at_1"), 0.25),
+    "pass_at_k": {k: {"value": 0.5, "low": 0.2, "high": 0.8} for k in ("1", "2")},
+    "second_graders": {"oat": {"pass_at_1": 0.25, "low": 0.1, "high": 0.4, "disagreements": 1}},
+    "constant_answer": {"answer": "18", "pass_at_1": 0.2},
+    "questions": 4,
+    "samples": 2,
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_odd_final_figures_and_validations_are_shown_or_named(run: Path, seed: int) -> None:
+    """Sixty odd values in summary.json and in validations.jsonl: shown, or it is said which of them is damaged."""
+    summary = json.loads((run / "summary.json").read_text())
+    summary["heldout"] |= {"before": SCORE, "after": SCORE}
+    lines = [
+        {
+            "step": step,
+            "asked": "heldout",
+            "generated": 9 * step,
+            "samples": 2,
+            "correct": text,
+            "valid": text,
+            "ids": [],
+        }
+        for step, text in ((0, "2 2 1 2"), (3, "0 1 0 0"))
+    ]
+    rng, named = random.Random(seed), 0
+    for _ in range(60):
+        (run / "summary.json").write_text(json.dumps(changed(summary, rng)))
+        (run / "validations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed(lines, rng)))
+        for section, name in ((_result, "summary.json"), (_remarks, "validations.jsonl")):
+            try:
+                list(section(RunFolder(run)))
+            except InputError as error:
+                assert name in str(error)
+                named += 1
+    assert 20 < named < 120
