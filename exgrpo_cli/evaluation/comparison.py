@@ -309,8 +309,8 @@ def models_in(paths: Sequence[Path]) -> dict[str, dict[str, ResultsFolder]]:
     for source, result in found.values():
         stamp, benchmark = result.stamp, result.benchmark
         # A server's weights are unknown, so its address stands for them.
-        where = stamp["model"].get("path") if stamp["engine"]["name"] == "endpoint" else None
-        key = json.dumps([stamp["model"]["name"], stamp["model"]["hash"], where])
+        where = stamp["model"].get("path") if stamp.get("engine", {}).get("name") == "endpoint" else None
+        key = json.dumps([stamp["model"]["name"], stamp["model"].get("hash"), where])
         folders = next((each for known, each in models if known == key and benchmark not in each), None)
         if folders is None:
             folders = {}

@@ -16,6 +16,7 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any, NamedTuple
 
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.output import printable
 
 _LEAST_PIECE = 6
 """Characters of a key that tell of it."""
@@ -83,8 +84,8 @@ def checked_key(key: str | None) -> str | None:
 
 
 def without_key(text: str, key: str | None) -> str:
-    """A server's text without the key or a piece of it, plain or in a usual code, and without control characters."""
-    text = "".join(char if char.isprintable() else " " if char.isspace() else "?" for char in text)
+    """A server's text without the key or a piece of it, plain or in a usual code, as one printable line."""
+    text = " ".join(printable(text).split())
     hidden = bytearray(len(text))
     for form in _forms(key) if key else ():
         size = min(len(form), _LEAST_PIECE)

@@ -3,13 +3,18 @@
 `protocol.json` and `questions.jsonl` are written once, before the first sample. `records.jsonl` grows by one line per
 finished question; a line that a kill tore off is dropped when the folder is opened again. The protocol is everything
 that a score depends on; it stands in every result, and is compared before results are put together.
+
+Protocol, results and every line of records hold a checksum of themselves, the protocol that of the questions too: what
+is read is what was written, or is refused. Folders of earlier versions have none.
 """
 
 import hashlib
 import importlib.util
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +22,15 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from exgrpo_cli import __version__
-from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.files import (
+    NUMBER,
     append_json_lines,
     drop_torn_line,
     file_digest,
     read_json,
     read_json_lines,
+    require_shape,
     values_digest,
     write_json,
     write_json_lines,
@@ -57,6 +64,16 @@ _FAILURES = {
 }
 
 
+_STAMP = {
+    "benchmark": {"name": str},
+    "model": {"name": str},
+    "prompt": dict.fromkeys(("opens_think", "requires_box", "require_eos"), bool),
+    "grader": {"name": str},
+}
+"""Keys that are read of a stored stamp, whoever wrote it."""
+_SCORE = dict.fromkeys(("avg_at_k", "low", "high"), NUMBER)
+
+
 class ResultsFolder:
     """Open for one process at a time, a context manager; made by its path alone it is only read."""
 
@@ -75,7 +92,7 @@ class ResultsFolder:
         """
         folder = cls(path)
         if path.exists() and (not path.is_dir() or (any(path.iterdir()) and not folder._protocol.is_file())):
-            raise InputError(f"{path} exists and is no results folder: choose another --output.")
+            raise InputError(f"{path} exists and is no results folder (no protocol.json): choose another --output.")
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -87,7 +104,7 @@ class ResultsFolder:
             else:
                 rows = ({key: value for key, value in asdict(each).items() if key != "samples"} for each in records)
                 write_json_lines(folder._questions, rows)
-                write_json(folder._protocol, stamp)
+                folder.write_stamp(stamp)
         except BaseException:
             folder.close()
             raise
@@ -115,14 +132,31 @@ class ResultsFolder:
                 f"{self.path} holds results of another protocol: {'; '.join(unlike)}. Choose another --output, or "
                 "remove the folder."
             )
-        if [record.question.id for record in self.questions()] != [record.question.id for record in records]:
-            raise InputError(f"{self.path}/questions.jsonl lists other questions than {self._protocol.name} says.")
+        for found, wanted in zip_longest(self.questions(), records):
+            if found != wanted:
+                place = (found or wanted).question.id
+                raise InputError(
+                    f"{self._questions} is not what would be asked now (first: question {place}): restore it from a "
+                    "copy, or choose another --output."
+                )
 
     @property
     def stamp(self) -> Stamp:
         """Everything the score depends on; raises InputError where `protocol.json` is damaged."""
-        stamp: Stamp = read_json(self._protocol)
-        return stamp
+        return self._sealed_stamp()[0]
+
+    def _sealed_stamp(self) -> tuple[Stamp, dict[str, Any]]:
+        """The stamp and the checksums that were written with it."""
+        stamp: Stamp = read_json(self._protocol, dict[str, dict[str, Any]])
+        sums = stamp.pop(_SUMS, {})
+        _require(sums.get("protocol"), values_digest(stamp), self._protocol, _AGAIN)
+        require_shape(stamp, _STAMP, str(self._protocol))
+        return stamp, sums
+
+    def write_stamp(self, stamp: Stamp) -> None:
+        """Replace `protocol.json`, with the checksums of itself and of the questions."""
+        sums = {"protocol": values_digest(stamp), "questions": file_digest(self._questions)}
+        write_json(self._protocol, {**stamp, _SUMS: sums})
 
     @property
     def benchmark(self) -> str:
@@ -130,38 +164,72 @@ class ResultsFolder:
         return str(self.stamp["benchmark"]["name"])
 
     def questions(self) -> list[QuestionRecord]:
-        """The questions in their order, without samples."""
-        return [msgspec.convert(row, QuestionRecord) for row in read_json_lines(self._questions)]
+        """The questions in their order, without samples; raises InputError where they are not as they were written."""
+        rows = list(read_json_lines(self._questions))
+        _require(self._sealed_stamp()[1].get("questions"), file_digest(self._questions), self._questions, _AGAIN)
+        try:
+            return msgspec.convert(rows, list[QuestionRecord])
+        except msgspec.ValidationError as error:
+            raise InputError(f"{self._questions} is damaged ({error}): {_AGAIN}") from error
 
     def records(self) -> dict[str, QuestionRecord]:
         """Finished questions by id, in the order in which they finished, without a torn last line.
 
-        Raises InputError for any other damage.
+        A line that is there twice counts once. Raises InputError for any other damage.
         """
-        if self._lock.is_locked and self._records.exists():
+        writable = self._lock.is_locked
+        if writable and self._records.is_file():
             drop_torn_line(self._records)
         questions = {record.question.id: record for record in self.questions()}
         records: dict[str, QuestionRecord] = {}
-        rows = read_json_lines(self._records) if self._records.exists() else ()
+        rows = list(read_json_lines(self._records)) if self._records.exists() else []
         for number, row in enumerate(rows, start=1):
+            where = f"{self._records}, line {number}"
+            _require(row.pop(_SUM, None), values_digest(row), where, _LINE)
             try:
                 samples = msgspec.convert(row["samples"], tuple[Sample, ...])
-                records[row["question_id"]] = replace(questions[row["question_id"]], samples=samples)
-            except (KeyError, msgspec.ValidationError) as error:
-                raise InputError(f"{self._records}: line {number} is no record ({error!r}): remove it.") from error
+                record = replace(questions[row["question_id"]], samples=samples)
+            except (KeyError, TypeError, msgspec.ValidationError) as error:
+                raise InputError(f"{where} is no record of a question that was asked ({error}): {_LINE}") from error
+            if records.setdefault(record.question.id, record) != record:
+                raise InputError(f"{where} is another record of question {record.question.id}: {_LINE}")
+        if writable and len(records) < len(rows):
+            self.rewrite(records.values())
         return records
 
     def evaluation(self) -> Evaluation:
         """All questions in the order they were asked; raises InputError while some are unfinished."""
         ids, records = [record.question.id for record in self.questions()], self.records()
-        if len(records) < len(ids):
-            raise InputError(f"{self.path} holds {len(records)} of {len(ids)} questions: finish the evaluation first.")
+        if not ids or len(records) < len(ids):
+            raise InputError(
+                f"{self.path} holds {len(records)} of {len(ids)} questions (records.jsonl): finish the evaluation "
+                "first."
+            )
+        if len({len(record.samples) for record in records.values()}) > 1 or not records[ids[0]].samples:
+            raise InputError(f"{self._records} has questions with other numbers of samples: {_AGAIN}")
         return Evaluation(records=tuple(records[question_id] for question_id in ids))
 
     def second_graders(self) -> dict[str, Any]:
-        """Second grader to its score, as `results.json` holds it; none before the evaluation has been scored."""
-        path = self.path / "results.json"
-        return dict(read_json(path).get("second_graders", {})) if path.is_file() else {}
+        """Second grader to its score, as `results.json` holds it; none, and a warning, where that is not there.
+
+        Raises InputError where it is damaged.
+        """
+        path, again = self.path / "results.json", f"`exgrpo evaluate --rescore --output {self.path}` writes it again."
+        if not path.is_file():
+            text = f"{path} is missing, and with it the scores of second graders, which are left out: {again}"
+            warnings.warn(text, DamageWarning, stacklevel=2)
+            return {}
+        result = read_json(path)
+        _require(result.pop(_SUM, None), values_digest(result), path, again)
+        found = result.get("second_graders", {})
+        require_shape(found, dict[str, dict[str, Any]], str(path))
+        for score in found.values():
+            require_shape(score, _SCORE, str(path))
+        return dict(found)
+
+    def write_results(self, result: Mapping[str, Any]) -> None:
+        """Replace `results.json`, with a checksum of itself."""
+        write_json(self.path / "results.json", {**result, _SUM: values_digest(result)})
 
     def append(self, records: Iterable[QuestionRecord]) -> None:
         """Add finished questions in one write, flushed before it returns.
@@ -185,8 +253,20 @@ class ResultsFolder:
         self.close()
 
 
+_SUMS, _SUM = "checksums", "checksum"
+_AGAIN = "restore it from a copy, or evaluate again with another --output."
+_LINE = "remove the line, and the same evaluation asks its question again."
+
+
+def _require(sealed: object, found: str, where: object, then: str) -> None:
+    """Raise InputError where a checksum was written and is not that of what is there."""
+    if sealed is not None and sealed != found:
+        raise InputError(f"{where} is damaged (its checksum differs): {then}")
+
+
 def _record_row(record: QuestionRecord) -> dict[str, Any]:
-    return {"question_id": record.question.id, "samples": [asdict(sample) for sample in record.samples]}
+    row = {"question_id": record.question.id, "samples": [asdict(sample) for sample in record.samples]}
+    return {**row, _SUM: values_digest(row)}
 
 
 def differences(one: Stamp, other: Stamp, *, may_differ: tuple[str, ...]) -> list[str]:
@@ -204,7 +284,7 @@ def differences(one: Stamp, other: Stamp, *, may_differ: tuple[str, ...]) -> lis
 
 def stamped_format(stamp: Stamp) -> AnswerFormat:
     """Places where the protocol says answers are to be looked for."""
-    return AnswerFormat(**{key: value for key, value in stamp["prompt"].items() if key != "template"})
+    return msgspec.convert(stamp["prompt"], AnswerFormat)
 
 
 def environment() -> dict[str, Any]:
@@ -259,7 +339,7 @@ def score_folder(folder: ResultsFolder, pool: GradingPool, second_graders: Seque
         }
     result["protocol"] = stamp
     write_samples(folder.path / "samples.parquet", evaluation, by_second)
-    write_json(folder.path / "results.json", result)
+    folder.write_results(result)
     return result
 
 
@@ -268,7 +348,7 @@ def rescore(folder: ResultsFolder, pool: GradingPool) -> None:
     stamp, evaluation = folder.stamp, Evaluation(records=tuple(folder.records().values()))
     folder.rewrite(evaluation.with_verdicts(regrade(evaluation, stamped_format(stamp), pool)).records)
     stamp["grader"]["version"] = grader_version(stamp["grader"]["name"])
-    write_json(folder.path / "protocol.json", stamp)
+    folder.write_stamp(stamp)
 
 
 def ungraded(result: Mapping[str, Any]) -> str:

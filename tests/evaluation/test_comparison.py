@@ -171,6 +171,8 @@ def test_results_are_read_without_a_trace(tmp_path):
     # Somebody is still evaluating: the last line is being written, in the middle of a letter.
     unfinished.write_bytes(whole[: whole.rfind(b"q9")] + "ü".encode()[:1])
     torn = unfinished.read_bytes()
-    with pytest.raises(InputError, match=r"aime24-other holds 8 of 16 questions: finish the evaluation first"):
+    with pytest.raises(
+        InputError, match=r"aime24-other holds 8 of 16 questions .records.jsonl.: finish the evaluation first"
+    ):
         compare([base, other])
     assert unfinished.read_bytes() == torn

@@ -86,7 +86,7 @@ def test_no_piece_of_a_key_is_left_in_a_servers_text():
         # Of base64 its ends depend on what stands beside it.
         pieces = [form[at : at + 8] for at in range(8, len(form) - 16)] or [form]
         assert not [piece for piece in pieces if piece in left], (form, left)
-    assert without_key("no such model: \x1b[2J'a'\r\n", None) == "no such model: ?[2J'a'  "
+    assert without_key("no such model: \x1b[2J'a'\r\n", None) == "no such model: \\u001b[2J'a'"
     assert without_key("max_tokens is too large", KEY) == "max_tokens is too large"
 
 

@@ -1,0 +1,150 @@
+"""Results folders with damage drawn at random: the scores of the whole one, or one line that names the file."""
+
+import json
+import random
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stored_results import with_successes
+
+from exgrpo_cli.base.errors import DamageWarning, InputError
+from exgrpo_cli.commands import run
+from exgrpo_cli.evaluation.comparison import compare
+from exgrpo_cli.evaluation.models import choose_model
+from exgrpo_cli.evaluation.results import ResultsFolder
+
+FILES = ("protocol.json", "questions.jsonl", "records.jsonl", "results.json")
+VALUES = (None, "x", -1, 10**30, [], {}, True, 0.5, "correct", [[[]]])
+TRIALS = 150
+
+
+def places(value: Any, so_far: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inside = (
+        list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
+    )
+    return [*([so_far] if so_far else []), *(place for key, own in inside for place in places(own, (*so_far, key)))]
+
+
+def other_value(lines: list[str], at: int, rng: random.Random) -> list[str]:
+    whole = json.loads("".join(lines)) if lines[0] == "{\n" else json.loads(lines[at])
+    place = rng.choice(places(whole))
+    holder = whole
+    for key in place[:-1]:
+        holder = holder[key]
+    if rng.random() < 0.2:
+        del holder[place[-1]]
+    else:
+        holder[place[-1]] = rng.choice(VALUES)
+    made = json.dumps(whole) + "\n"
+    return [made] if lines[0] == "{\n" else [*lines[:at], made, *lines[at + 1 :]]
+
+
+def damage(path: Path, rng: random.Random) -> str:
+    """Do one thing to a file, and say which."""
+    data, lines = bytearray(path.read_bytes()), path.read_text().splitlines(keepends=True)
+    at, other, begin = rng.randrange(len(lines)), rng.randrange(len(lines)), rng.randrange(len(data))
+    kinds: dict[str, Callable[[], Any]] = {
+        "bit": lambda: data.__setitem__(begin, data[begin] ^ 1 << rng.randrange(8)),
+        "cut": lambda: data.__delitem__(slice(begin, None)),
+        "zeros": lambda: data.__setitem__(slice(begin, begin + 16), bytes(16)),
+        "lost": lambda: lines.pop(at),
+        "doubled": lambda: lines.insert(at, lines[at]),
+        "exchanged": lambda: lines.__setitem__(slice(None), [*lines[:at], lines[other], *lines[at + 1 :]]),
+        "brackets": lambda: lines.__setitem__(slice(None), ["[" * 100_000 + "\n"]),
+        "empty": lines.clear,
+        "value": lambda: lines.__setitem__(slice(None), other_value(lines, at, rng)),
+    }
+    kind = rng.choice([*kinds, "value", "value"])
+    kinds[kind]()
+    path.write_bytes(data if kind in ("bit", "cut", "zeros") else "".join(lines).encode())
+    return kind
+
+
+def shown(folders: list[Path]) -> Any:
+    return json.loads(json.dumps(compare(folders).to_json()))
+
+
+def test_no_damage_changes_a_comparison_without_a_word(tmp_path):
+    paths = [
+        with_successes(tmp_path / name, counts, model__hash=name, model__name=name)
+        for name, counts in (("a", [0, 2, 4]), ("b", [1, 4, 4]))
+    ]
+    whole, rng, told = shown(paths), random.Random(20), 0
+    shutil.copytree(paths[1], tmp_path / "kept")
+    for trial in range(TRIALS):
+        name = rng.choice(FILES)
+        kind = damage(paths[1] / name, rng)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always", DamageWarning)
+            try:
+                assert shown(paths) == whole or warned, (trial, name, kind)
+            except InputError as error:
+                assert name in str(error), (trial, name, kind, str(error))
+                told += 1
+        shutil.copy(tmp_path / "kept" / name, paths[1] / name)
+    assert told > TRIALS / 2
+    assert shown(paths) == whole
+
+
+def test_a_results_file_that_is_gone_is_told_of(tmp_path, capsys):
+    paths = [with_successes(tmp_path / name, [1, 2, 3], model__hash=name) for name in ("a", "b")]
+    (paths[1] / "results.json").unlink()
+    assert run(["evaluate", "--quiet", "--compare", *map(str, paths)]) == 0
+    told = f"{paths[1]}/results.json is missing, and with it the scores of second graders, which are left out"
+    assert told in capsys.readouterr().err
+
+
+def test_damaged_questions_do_not_cost_records(tmp_path, capsys):
+    """Whoever follows the advice keeps every record."""
+    path, other = (with_successes(tmp_path / name, [1, 2, 3], model__hash=name) for name in ("a", "b"))
+    questions, records = path / "questions.jsonl", (path / "records.jsonl").read_bytes()
+    lines = questions.read_text().splitlines(keepends=True)
+    for text in ("", "".join(lines[:-1]), "".join(lines).replace('"4"', '"5"', 1), "".join(reversed(lines))):
+        questions.write_text(text)
+        for options in (["--rescore", "--output", str(path)], ["--compare", str(path), str(other)]):
+            assert run(["evaluate", *options]) == 2
+            line = capsys.readouterr().err
+            assert f"{questions} is damaged (its checksum differs): restore it from a copy" in line
+            assert "remove the line" not in line
+    assert (path / "records.jsonl").read_bytes() == records
+
+
+def test_a_record_that_is_there_twice_counts_once(tmp_path):
+    path = with_successes(tmp_path / "a", [1, 2, 3])
+    records = path / "records.jsonl"
+    whole = records.read_text()
+    records.write_text(whole + whole.splitlines(keepends=True)[1])
+    with ResultsFolder.open(path) as folder:
+        assert len(folder.records()) == 3
+    assert records.read_text() == whole
+
+
+def test_a_gold_that_changed_under_stored_verdicts_is_refused(tmp_path):
+    """Of a folder without checksums too, as earlier versions wrote it."""
+    path = with_successes(tmp_path / "a", [1, 2, 3])
+    with ResultsFolder.open(path) as folder:
+        stamp, asked = folder.stamp, folder.questions()
+    protocol = json.loads((path / "protocol.json").read_text())
+    del protocol["checksums"]
+    (path / "protocol.json").write_text(json.dumps(protocol))
+    ResultsFolder.create(path, stamp, asked).close()
+    questions = path / "questions.jsonl"
+    questions.write_text(questions.read_text().replace('"4"', '"5"', 1))
+    with pytest.raises(InputError, match=r"questions\.jsonl is not what would be asked now \(first: question q1\)"):
+        ResultsFolder.create(path, stamp, asked)
+
+
+@pytest.mark.parametrize("name", ["{run}@", "{run}@nothing", "{run}@step-1", "owner/name@", "{run}@latest"])
+def test_a_checkpoint_that_is_not_named_is_not_taken_for_the_run(tmp_path, name):
+    run_folder = tmp_path / "run"
+    (run_folder / "model").mkdir(parents=True)
+    (run_folder / "checkpoints").mkdir()
+    (run_folder / "checkpoints" / "latest").write_text("../../elsewhere")
+    for file in ("config.toml", "model/config.json"):
+        (run_folder / file).touch()
+    with pytest.raises(InputError, match=r"no such checkpoint|names no checkpoint|is neither a run folder"):
+        choose_model(name.format(run=run_folder))
