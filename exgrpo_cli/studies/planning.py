@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.errors import InputError, shown
 from exgrpo_cli.config.layers import DEFAULT_METHOD, build_config, checked_assignments, read_config, read_method
 from exgrpo_cli.config.names import BUILT_IN, DIRECTIONS, GYM, check_functions, section_of_made
 from exgrpo_cli.config.sections import require_known
@@ -32,6 +32,7 @@ from exgrpo_cli.studies.study import (
 )
 
 STUDIES, CLAIMS = Path("studies"), "claims"
+MOST_SEEDS = 1000
 SEED_PLACE = "{seed}"
 """In a setting of a study, the seed of each run: `tiny.seed={seed}` gives every seed a warm start of its own."""
 DIRECTED = tuple(f":{direction}" for direction in DIRECTIONS)
@@ -228,12 +229,16 @@ def _joined(parts: Sequence[Arm], regime: str | None) -> Arm:
 def parse_seeds(text: str) -> list[int]:
     """`3` as 0, 1, 2; `0,1,5` as it is. Raises InputError for anything else."""
     try:
-        seeds = [int(part) for part in text.split(",") if part.strip()] if "," in text else list(range(int(text)))
+        numbers = [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
-        seeds = []
-    if not seeds:
-        raise InputError(f"--seeds {text!r} is neither a number of seeds from 1 on nor a list such as 0,1,5.")
-    return seeds
+        numbers = []
+    if "," not in text:
+        numbers = list(range(numbers[0])) if numbers and numbers[0] <= MOST_SEEDS else []
+    if not numbers:
+        raise InputError(
+            f"--seeds {shown(text)} is neither a number of seeds from 1 to {MOST_SEEDS} nor a list such as 0,1,5."
+        )
+    return numbers
 
 
 def plan_study(
