@@ -5,6 +5,7 @@ that is linear in their length, of which there is a limit. Everything else that 
 notation on, is done by a worker: it has a deadline and a cap on memory.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -14,7 +15,7 @@ from exgrpo_cli.base.types import AnswerFormat, Verdict
 from exgrpo_cli.config.names import GYM, PREFIX
 from exgrpo_cli.grading import verifiers
 from exgrpo_cli.grading.choice import Options, ends_in_demanded_form, grade_choice
-from exgrpo_cli.grading.extract import answer_text, boxed_or_all, last_box, last_boxed
+from exgrpo_cli.grading.extract import MOST_CHARS, answer_text, boxed_or_all, last_box, last_boxed
 from exgrpo_cli.grading.plain import plain_number, same_plain_number, verdict_of
 
 TaskKind = Literal["grade", "grade a text", "grade like Oat", "audit", "gym"]
@@ -62,7 +63,7 @@ class Route:
     grader: str
     """A built-in one or `python:module:function`."""
     max_answer_chars: int
-    """Longer is no answer, but for a user's function, whose bound is the deadline."""
+    """A longer one is no answer; of a text without a box this much of its end is read. A user's function is given all."""
 
     def grade(self, item: GradingItem, text: str) -> Verdict | Task:
         """The verdict on the graded text of a response; raises InputError where a question's verifier is unknown.
@@ -72,7 +73,8 @@ class Route:
         """
         match self.grader:
             case "choice":
-                return grade_choice(item.gold, text, options=item.options, max_answer_chars=self.max_answer_chars)
+                end = text[-MOST_CHARS:]
+                return grade_choice(item.gold, end, options=item.options, max_answer_chars=self.max_answer_chars)
             case "exact":
                 return self._exact(item.gold, text)
             case "oat":
@@ -111,12 +113,18 @@ class Route:
         return verdict_of(answer == " ".join(gold.split())) if self._is_answer(answer) else Verdict.NO_ANSWER
 
     def _math(self, item: GradingItem, text: str) -> Verdict | Task:
-        """math-verify in a worker. Of a box the content alone is parsed: a long explanation costs nothing."""
+        """math-verify in a worker. Of a box the content alone is parsed: a long explanation costs nothing.
+
+        Without a box the answer is at the end of the text, of which no word or number is cut.
+        """
         boxed = last_boxed(text)
+        has_own = verifiers.verifier_of(item.metadata) is not None
+        if boxed is None and not has_own and len(text) > self.max_answer_chars:
+            text = re.sub(r"\A\S*\s*", "", text[-self.max_answer_chars - 1 :])
         answer = text if boxed is None else boxed
         if not self._is_answer(answer):
             return Verdict.NO_ANSWER
-        if verifiers.verifier_of(item.metadata) is not None:
+        if has_own:
             return _by_own_verifier(item.gold, answer, item.metadata)
         if boxed is None:
             return Task(gold=item.gold, answer=text, kind="grade a text")
@@ -152,6 +160,8 @@ def _by_own_verifier(gold: str, answer: str, metadata: str | None) -> Verdict | 
         return verifiers.grade_countdown(verifiers.read_metadata(metadata), answer)
     if name.startswith(GYM):
         verifiers.require_task(name.removeprefix(GYM))
+        if not isinstance(verifiers.read_metadata(metadata).get("entry"), dict):
+            raise InputError(f"a question of {name!r} needs the task's own table in metadata.entry.")
         # The first task of a worker imports reasoning-gym, which takes seconds.
         return Task(gold=gold, answer=answer, kind="gym", metadata=metadata, patience=4)
     raise InputError(

@@ -28,6 +28,8 @@ from exgrpo_cli.grading.plain import tables, verdict_of
 COUNTDOWN = "countdown"
 _MOST_CHARS = 200
 """Length of a countdown answer; bounds the depth of its brackets too."""
+_MOST_SHOWN = 80
+"""Characters of a value in a message."""
 _SUMS_AND_PRODUCTS = re.compile(r"[\d\s+\-*/()]*")
 _OPERATIONS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -43,12 +45,21 @@ _SCORER_OPTIONS: Mapping[str, Mapping[str, Any]] = {"word_ladder": {"min_word_le
 def read_metadata(metadata: str | None) -> dict[str, Any]:
     """The table in a question's metadata, empty without any; not to be changed by callers.
 
-    Raises ValueError for text that is no JSON table.
+    Raises InputError for text that is no JSON table, or that no verifier could read.
     """
-    value = json.loads(metadata) if metadata else {}
+    try:
+        value = json.loads(metadata) if metadata else {}
+    # Too many brackets within each other; text that is no JSON, or a number of more digits than Python reads.
+    except (RecursionError, ValueError) as error:
+        raise InputError(f"a question's metadata {_shown(metadata)} cannot be read: {_shown(error)}.") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{metadata!r} is no JSON table")
+        raise InputError(f"a question's metadata {_shown(metadata)} is no JSON table; write {{}} or leave it empty.")
     return value
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def verifier_of(metadata: str | None) -> str | None:
@@ -62,7 +73,13 @@ def grade_countdown(metadata: Mapping[str, Any], answer: str) -> Verdict:
 
     Python reads the expression, of digits, + - * / and brackets alone, as a tree, and it is worked out in fractions:
     nothing that a model wrote is ever run as code. What is no expression is WRONG, what is empty NO_ANSWER.
+
+    Raises:
+        InputError: the metadata have no list of whole numbers, or no number as target.
     """
+    given, target = _whole_numbers(COUNTDOWN, metadata, "numbers"), metadata.get("target")
+    if type(target) not in (int, float):
+        raise InputError(f"a question of {COUNTDOWN!r} needs a number in metadata.target, not {_shown(target)}.")
     text = " ".join(answer.split())
     if not text:
         return Verdict.NO_ANSWER
@@ -75,7 +92,14 @@ def grade_countdown(metadata: Mapping[str, Any], answer: str) -> Verdict:
         value = _value(tree.body)
     except (SyntaxError, ZeroDivisionError):
         return Verdict.WRONG
-    return verdict_of(numbers == Counter(metadata["numbers"]) and value == metadata["target"])
+    return verdict_of(numbers == Counter(given) and value == target)
+
+
+def _whole_numbers(kind: str, metadata: Mapping[str, Any], key: str) -> list[int]:
+    numbers = metadata.get(key)
+    if not isinstance(numbers, list) or not numbers or any(type(number) is not int for number in numbers):
+        raise InputError(f"a question of {kind!r} needs whole numbers in metadata.{key}, not {_shown(numbers)}.")
+    return numbers
 
 
 def _value(node: ast.expr) -> Fraction:
@@ -176,10 +200,16 @@ Line = tuple[tuple[int, ...], int]
 
 
 def sum_asked(question: Question) -> Sum | None:
-    """The sum that a question asks for, by its metadata or its text; None for any other question."""
+    """The sum that a question asks for, by its metadata or its text; None for any other question.
+
+    Raises InputError for metadata of a sum without its terms.
+    """
     known = read_metadata(question.metadata)
     if known.get("trace") == "sum":
-        return Sum(terms=tuple(known["terms"]), modulus=known["modulus"])
+        modulus = known.get("modulus")
+        if modulus is not None and type(modulus) is not int:
+            raise InputError(f"a question of 'sum' needs a whole number in metadata.modulus, not {_shown(modulus)}.")
+        return Sum(terms=tuple(_whole_numbers("sum", known, "terms")), modulus=modulus)
     is_plain = question.source == ARITHMETIC and not known
     asked = _SUM.fullmatch(question.prompt[-1].content) if is_plain else None
     return Sum(terms=_numbers(asked[1])) if asked else None

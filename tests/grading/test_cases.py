@@ -18,7 +18,10 @@ LONG = [
     # Longer than the bound, at once; the explanation around a box may be as long as it likes.
     ("math", "7", r"\boxed{" + "7" * 2001 + "}", NO_ANSWER),
     ("math", "7", r"\boxed{" + "{" * 100_000 + "7" + "}" * 100_000 + "}", NO_ANSWER),
-    ("math", "7", "because " * 1000 + "7", NO_ANSWER),
+    # Without a box the answer is at the end, which has to be of words.
+    ("math", "370", "because 3 " * 1000 + "\nThe answer is 370.", CORRECT),
+    ("math", "370", "so 370 " * 1000 + "\nThe answer is 371.", WRONG),
+    ("math", "7", "7" * 2001, NO_ANSWER),
     ("math", "7", "because " * 1000 + r"\boxed{7}", CORRECT),
     ("choice", "C", "x " * 5000 + "\nAnswer: C", CORRECT),
     ("choice", "C", "answer: " + "C" * 5000, NO_ANSWER),

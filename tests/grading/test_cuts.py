@@ -55,6 +55,15 @@ def test_graded_text(answer_format: AnswerFormat, finished: bool, response: str,
         (r"\boxed{1}," + "-" * 69 + r"\boxed{2}", "2"),
         (r"\boxed{2}," + "-" * 30 + r"\boxed{2}", "2"),
         (r"\boxed{1}, \boxed{2}, \boxed{3}", "1,2,3"),
+        # A box without content speaks of boxes, before the answer or behind it.
+        (r"\boxed{}", ""),
+        (r"put it in \boxed{}, so \boxed{7}", "7"),
+        (r"\boxed{} \boxed{7}", "7"),
+        (r"\boxed{7} as asked in \boxed{...}", "7"),
+        (r"\boxed{1}, \boxed{ \ldots }, \boxed{2}", "1,2"),
+        # The end of what no model writes.
+        (r"\boxed{7}" + " " * 1_000_001, None),
+        ("{" * 1_000_000 + r"\boxed{7}", "7"),
     ],
 )
 def test_last_boxed(text: str, content: str | None) -> None:

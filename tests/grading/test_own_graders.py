@@ -98,6 +98,27 @@ def test_an_unknown_verifier_is_named():
         route_item(Route(grader="math", max_answer_chars=100), item("</think>\n\\boxed{1}", '{"verifier": "judge"}'))
 
 
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ('{"verifier": "countdown", "target": 6}', "needs whole numbers in metadata.numbers, not None"),
+        ('{"verifier": "countdown", "numbers": "2 3", "target": 6}', "needs whole numbers in metadata.numbers, not 2 3"),
+        ('{"verifier": "countdown", "numbers": [2, [3]], "target": 6}', "needs whole numbers in metadata.numbers"),
+        ('{"verifier": "countdown", "numbers": [2, 3]}', "needs a number in metadata.target, not None"),
+        ('{"verifier": "countdown", "numbers": [2], "target": ' + "9" * 5000 + "}", "metadata .* cannot be read"),
+        ('{"verifier": ' + "[" * 100_000, "metadata .* cannot be read"),
+        ("[2, 3]", "is no JSON table"),
+        ('{"verifier": "gym:lcm"}', "needs the task's own table in metadata.entry"),
+    ],
+)
+def test_metadata_that_a_verifier_cannot_read_are_refused_in_one_line(metadata: str, message: str) -> None:
+    if "gym" in metadata:
+        pytest.importorskip("reasoning_gym")
+    with pytest.raises(InputError, match=message) as refusal:
+        route_item(Route(grader="math", max_answer_chars=100), item("</think>\n\\boxed{1}", metadata))
+    assert len(str(refusal.value)) < 300 and "\n" not in str(refusal.value)
+
+
 def test_a_grader_of_ones_own_gets_the_metadata_it_asks_for(tmp_path, monkeypatch):
     (tmp_path / "graders_with_metadata.py").write_text(
         "def near(gold, text, metadata):\n    return int(text) == metadata.get('target')\n"
