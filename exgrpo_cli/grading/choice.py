@@ -1,11 +1,13 @@
 """The `choice` grader: which option of a multiple-choice question an answer names, by letter or by its text."""
 
 import re
+import unicodedata
 from dataclasses import dataclass
+from functools import lru_cache
 
 from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.grading.extract import last_boxed
-from exgrpo_cli.grading.plain import verdict_of
+from exgrpo_cli.grading.plain import tables, verdict_of
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -13,6 +15,8 @@ _LONGEST_LINE = 200
 _LONGEST_STATEMENT = 2000
 
 _FONT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+_LOOSE = re.compile(r"[\s{}^_~$]|\\(?:[,;:! ]|text|mathrm|rm|ce|left|right)?")
+_SIGNS = str.maketrans(tables()["signs"])
 _MARKUP = re.compile(r"[*$`_\"“”]|\\[()\[\]]|\\(?=[ ,;!])")
 # The label alone, in brackets, or before its option's text: "C", "(C)", "Option C", "C.", "C) Paris", "C: Paris".
 _LETTER = re.compile(
@@ -21,7 +25,8 @@ _LETTER = re.compile(
 # "A - Paris", "A (Paris)", "Paris (A)": the text has to be that option's.
 _WITH_TEXT = re.compile(r"([A-Za-z]|[1-9])\W{1,4}(?P<behind>\w.*)|(?P<before>.*\w)\W{1,4}([A-Za-z]|[1-9])", re.DOTALL)
 _ANNOUNCED = re.compile(
-    r"(?<!wrong )(?<!incorrect )(?<!false )\b(?:answer|(?:correct|right|best) (?:option|choice))\b"
+    r"(?<!wrong )(?<!incorrect )(?<!false )\b(?:answer|"
+    r"(?:correct|right|best) (?:option|choice|(?:statement|response|one)(?= is\b)))\b"
     r"(?:\s+(?:is|was|(?:must|should|would|will|has to) be)\b)?\s*[:：=>-]?\s*"
     r"(?:\b(?:option|choice|letter)\b\s*)?",
     re.IGNORECASE,
@@ -154,14 +159,23 @@ class Options:
         return LETTERS[place] if place < len(self.texts or LETTERS) else None
 
     def _letter_of_text(self, text: str) -> str | None:
-        """Letter of the one option whose text this is, whatever its case and white space."""
-        wanted = _evened(text)
-        letters = [letter for letter, own in zip(LETTERS, self.texts or (), strict=False) if _evened(own) == wanted]
-        return letters[0] if len(letters) == 1 else None
+        """Letter of the one option whose text this is, whatever its case, white space and, where needed, notation."""
+        for evened in (_evened, _without_notation):
+            wanted = evened(text)
+            letters = [letter for letter, own in zip(LETTERS, self.texts or (), strict=False) if evened(own) == wanted]
+            if wanted and len(letters) == 1:
+                return letters[0]
+        return None
 
 
 def _evened(text: str) -> str:
     return " ".join(_without_markup(text).casefold().rstrip(". ").split())
+
+
+@lru_cache(maxsize=4096)
+def _without_notation(text: str) -> str:
+    """The same without what tells `$\\mathrm{CO}_{2}$` from CO2; empty where that is all."""
+    return _LOOSE.sub("", unicodedata.normalize("NFKC", _evened(text.translate(_SIGNS))))
 
 
 def _without_markup(text: str) -> str:

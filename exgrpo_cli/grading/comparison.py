@@ -10,8 +10,9 @@ from collections.abc import Callable
 from fractions import Fraction
 from string import ascii_uppercase
 
+from exgrpo_cli.grading.contradictions import contradict
 from exgrpo_cli.grading.notation import same_text
-from exgrpo_cli.grading.plain import plain_number, same_plain_number, tables
+from exgrpo_cli.grading.plain import plain_number, same_plain_number
 from exgrpo_cli.grading.quantities import Unit, same_based_number, same_value, split_unit
 
 Compared = bool | tuple[str, str] | None
@@ -29,66 +30,14 @@ def compare_texts(gold: str, answer: str) -> bool | tuple[str, str]:
     return gold, answer
 
 
-# What math-verify drops though it decides.
-_CONTRASTS = [frozenset(words.split()) for words in tables()["words"]["exclude_each_other"]]
-_JOINING = frozenset(("and", "or"))
-_HALF_OF_THE_DAY = re.compile(r"\b([ap])\.?\s?m\b\.?", re.IGNORECASE)
-_COMMAND = re.compile(r"\\[A-Za-z]+")
-_RELATION = re.compile(r"[<>]|\\(?:le|ge|leq|geq)(?![A-Za-z])")
-_MARKS = [re.compile(pattern) for pattern in tables()["words"]["marks"]]
-"""Primes, transposes and arrows, which both sides have or neither."""
-_CAPITALS = re.compile(r"[A-Z]{3,}")
-_SMALL_WORD = re.compile(r"(?=.*[aeiou])[a-z]{4,}")
-_ONLY_WORDS = re.compile(r"(?:\\text\s*\{\s*)?[A-Za-z ]{3,}\}?")
-_ANGLE = re.compile(r"\\angle\s*\{?\s*([A-Z])\s*([A-Z])\s*([A-Z])")
-_ANGLE_OR_SIDE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)\s*[({]?\s*([A-Za-z])(?![A-Za-z])")
-_DOTS = re.compile(r",\s*\\ldots")
-_MODULUS = re.compile(r"\\mod \{([^{}]*)\}")
-_CLOSED_AT_INFINITY = re.compile(r"\[\s*-\s*\\infty|\\infty\s*\]")
+_RESIDUE_CLASS = re.compile(r"\s*\\pmod \{[^{}]*\}")
 
 
-def _contradict(gold: str, answer: str) -> bool:
-    """Whether two texts differ in something that math-verify does not look at."""
-    if (_CAPITALS.fullmatch(gold) and _CAPITALS.fullmatch(answer)) or (_is_word(gold) and _is_word(answer)):
-        # An order, as of runners, or a word: not a product.
-        return gold != answer
-    if any(marks.findall(gold) != marks.findall(answer) for marks in _MARKS):
-        return True
-    if _differ_in_names(gold, answer) or bool(_DOTS.search(gold)) is not bool(_DOTS.search(answer)):
-        return True
-    # Some golds close an interval at infinity, which no answer should.
-    if _CLOSED_AT_INFINITY.search(answer) and not _CLOSED_AT_INFINITY.search(gold):
-        return True
-    golds, answers = _words(gold), _words(answer)
-    are_joined = golds & _JOINING and answers & _JOINING
-    if are_joined and all(map(_RELATION.search, (gold, answer))) | all(map(_ONLY_WORDS.fullmatch, (gold, answer))):
-        return not golds & answers & _JOINING
-    return any(golds & words and answers & words and not golds & answers & words for words in _CONTRASTS)
-
-
-def _is_word(text: str) -> bool:
-    """Whether small letters are a word rather than a product, whose factors are written in order of the alphabet."""
-    return bool(_SMALL_WORD.fullmatch(text)) and list(text) != sorted(text)
-
-
-def _differ_in_names(gold: str, answer: str) -> bool:
-    """Whether angles have other letters in the middle, moduli differ, or an angle is written as a side."""
-    angles, moduli, letters = (
-        [marks.findall(side) for side in (gold, answer)] for marks in (_ANGLE, _MODULUS, _ANGLE_OR_SIDE)
-    )
-    if len(angles[0]) == len(angles[1]) and any(
-        one not in (other, other[::-1]) for one, other in zip(*angles, strict=True)
-    ):
-        return True
-    if moduli[0] and moduli[1] and moduli[0] != moduli[1]:
-        return True
-    cases = [{letter.lower() for letter in side} for side in letters]
-    return cases[0] == cases[1] and set(letters[0]) != set(letters[1])
-
-
-def _words(text: str) -> frozenset[str]:
-    plain = _COMMAND.sub(" ", _HALF_OF_THE_DAY.sub(r" \1m ", text))
-    return frozenset(word.lower() for word in re.findall("[A-Za-z]{2,}", plain))
+def _without_modulus(gold: str, answer: str) -> Compared:
+    """The number that stands for a class of remainders where the gold names no modulus: 17 (mod 10) is not yet 7."""
+    if "mod" in gold or "mod" not in answer:
+        return None
+    return gold, _RESIDUE_CLASS.sub("", answer)
 
 
 # Letters of options.
@@ -96,7 +45,7 @@ _FONT = r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*"
 _OPTION = re.compile(rf"(?:{_FONT}\{{\s*)?\(?([A-J])\)?[.]?\s*\}}?")
 _OPERATOR = r"(?:cup|cap|cdot|times|div|setminus|to|implies|land|lor|in|subset|le|ge|leq|geq|ne|neq)(?![A-Za-z])"
 _LABEL = re.compile(
-    rf"(?:{_FONT}\{{\s*\(?([A-J])\s*(?:\)[.:]?|[.:])\s*\}}|\{{?\(?([A-J])\)\}}?(?=\s*(?:[0-9]|\\(?!{_OPERATOR})))|"
+    rf"(?:{_FONT}\{{\s*\(?([A-J])\s*(?:\)[.:]?|[.:])\s*\}}|\{{?\(?([A-J]|(?<=\()[a-j])\)\}}?(?=\s*(?:[0-9]|\\(?!{_OPERATOR})))|"
     r"([A-J])[.:](?=\s))\s*([^+*/^_=,;&\s].*)",
     re.DOTALL,
 )
@@ -106,20 +55,23 @@ _SEVERAL = re.compile(r"[,;/&]|\b(?:and|or)\b")
 def _without_labels(gold: str, answer: str) -> Compared:
     """Both without the letter of an option before its text; a letter alone is compared with the letter there is."""
     gold_letter, answer_letter = _OPTION.fullmatch(gold), _OPTION.fullmatch(answer)
-    gold_label, gold_rest = _split_label(gold)
-    answer_label, answer_rest = _split_label(answer)
+    gold_label, gold_rest = _split_label(gold, answer)
+    answer_label, answer_rest = _split_label(answer, gold)
     if gold_letter and answer_label:
-        return gold_letter[1] == answer_label
+        return gold_letter[1] == answer_label.upper()
     if gold_label and answer_letter:
-        return gold_label == answer_letter[1]
+        return gold_label.upper() == answer_letter[1]
     if gold_letter and not answer_letter and _SEVERAL.search(answer):
         return False
     return same_text(gold_rest, answer_rest) or (gold_rest, answer_rest)
 
 
-def _split_label(text: str) -> tuple[str | None, str]:
+def _split_label(text: str, other: str) -> tuple[str | None, str]:
     match = _LABEL.fullmatch(text)
-    return (match[1] or match[2] or match[3], match[4].strip()) if match else (None, text)
+    label = (match[1] or match[2] or match[3]) if match else None
+    # A small letter may be a factor.
+    is_factor = label is not None and label.islower() and label in _LONE_LETTER.findall(other)
+    return (label, match[4].strip()) if match and not is_factor else (None, text)
 
 
 # What an equation says of a quantity, and its name: `12` and `P(4)` of `P(4)=12`. math-verify takes a letter before "="
@@ -137,6 +89,9 @@ _PLAIN_QUANTITY = re.compile(r"([A-Za-z])(_\{?[0-9A-Za-z]\}?)?\s*")
 _LETTER = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]")
 _LONE_LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
 _EQUALS = re.compile(r"(?<![<>!:=])=(?!=)")
+_TUPLES = re.compile(
+    r"\([^()]*,[^()]*\)(?:\s*(?:[,;]|\\text\s*\{\s*(?:and|or)\s*\}|\band\b|\bor\b)\s*\([^()]*,[^()]*\))+"
+)
 _POINT = re.compile(r"[A-Z]\s*=?\s*(\([^()]*,[^()]*\))")
 _NAMED_TUPLE = re.compile(r"\([A-Za-z](?:\s*,\s*[A-Za-z])+\)\s*=\s*(\([^()]*,[^()]*\))")
 _TUPLE = re.compile(r"\([^()]*,[^()]*\)")
@@ -144,6 +99,11 @@ _SET_TO = re.compile(r"([A-Za-z])\s*=\s*([^=,;]*[^=,;\s])\s*")
 _CAPITAL = re.compile(
     r"\\(?:text[a-z]*|[mh]box|math[a-z]+|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z]{3,}|([A-Z])(?!\s*[_'(])"
 )
+
+
+def has_letter(text: str) -> bool:
+    """Whether a letter stands for a quantity somewhere, rather than for a command."""
+    return _LETTER.search(text) is not None
 
 
 def _split_name(text: str) -> tuple[str, str] | None:
@@ -169,7 +129,13 @@ def _without_named_tuple(gold: str, answer: str) -> Compared:
 
 
 def _as_tuple(text: str, other: str) -> str:
-    """A tuple where the other text is one: `A(1,2)` without its name, `b=2, a=1` in the order of the alphabet."""
+    """A tuple where the other text is one: `A(1,2)` without its name, `b=2, a=1` in the order of the alphabet.
+
+    Where the other lists several, solutions of several quantities are tuples too.
+    """
+    solutions = _OR.split(text)
+    if len(solutions) > 1 and _TUPLES.fullmatch(other):
+        return ",".join(_as_tuple(solution.strip(), "(,)") for solution in solutions)
     if not _TUPLE.fullmatch(other):
         return text
     if point := _POINT.fullmatch(text):
@@ -226,6 +192,7 @@ _SEPARATOR = re.compile(r"\\text\s*\{\s*,?\s*(?:and|or)\s*\}|\b(?:and|or)\b|[,;]
 _OPENING, _CLOSING = frozenset(("(", "[", "{", r"\{")), frozenset((")", "]", "}", r"\}"))
 _SOLVED_FOR = re.compile(r"[A-Za-z](?:_\{?[0-9A-Za-z]\}?)?\s*=\s*")
 _OR = re.compile(r"\\text\s*\{\s*,?\s*or\s*\}|\bor\b|;")
+_FEWEST_IN_ORDER = 4
 _PARTS = re.compile(r"[^=<>|,;]*")
 
 
@@ -240,6 +207,19 @@ def _loses_roots(gold: str, answer: str) -> bool:
         return False
     answers = Counter(map(_key, _items(answer)))
     return golds != answers if golds.keys() == answers.keys() else sorted(golds.values()) != sorted(answers.values())
+
+
+def _reorders(gold: str, answer: str) -> bool:
+    """Whether the gold lists four whole numbers or more, none below zero, up and down, and the answer in another order.
+
+    Such golds are sequences; roots come in order, or with their opposites.
+    """
+    golds, answers = ([plain_number(item) for item in _items(side)] for side in (gold, answer))
+    values = [value for value in golds if value is not None and value >= 0 and value.denominator == 1]
+    if not _FEWEST_IN_ORDER <= len(golds) == len(values) == len(answers) or None in answers:
+        return False
+    in_order = sorted(values)
+    return values not in (in_order, in_order[::-1]) and answers != golds and Counter(answers) == Counter(golds)
 
 
 def _regroups(gold: str, answer: str) -> bool:
@@ -341,6 +321,14 @@ def _same_per_cent(gold: str, answer: str) -> bool:
     return value == per_cent or (value == per_cent / 100 and not _PERCENT.search(answer))
 
 
+def _is_more_than_all(gold: str, answer: str) -> bool:
+    """Whether an answer in per cent would be a share of more than the whole: 700 % is no 7."""
+    if _PERCENT.search(gold) or not _PERCENT.search(answer):
+        return False
+    value, per_cent = plain_number(gold), plain_number(_PERCENT.sub("", answer).strip())
+    return value is not None and per_cent is not None and abs(value) > 1 and per_cent != value
+
+
 def _same(test: Callable[[str, str], bool]) -> Callable[[str, str], Compared]:
     """A step that knows only of texts that are the same."""
     return lambda gold, answer: test(gold, answer) or None
@@ -354,6 +342,7 @@ def _other(test: Callable[[str, str], bool]) -> Callable[[str, str], Compared]:
 _STEPS: tuple[Callable[[str, str], Compared], ...] = (
     _same(same_text),
     _without_named_tuple,
+    _without_modulus,
     _as_tuples,
     _without_labels,
     _without_shared_name,
@@ -361,8 +350,10 @@ _STEPS: tuple[Callable[[str, str], Compared], ...] = (
     _same(same_text),
     same_plain_number,
     same_based_number,
-    _other(_contradict),
+    _other(contradict),
+    _other(_is_more_than_all),
     _other(_regroups),
+    _other(_reorders),
     _as_shares,
     _in_same_unit,
     _other(_loses_roots),

@@ -11,30 +11,43 @@ math-verify spends most of its time on trying to simplify the difference of the 
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from random import Random
 from typing import Any
 
 import mpmath
 import sympy
 from antlr4.atn.PredictionMode import PredictionMode
 from latex2sympy2_extended import latex2sympy2
+from math_verify import grader as math_verify_grader
 from math_verify import parse, verify
 from math_verify import parser as math_verify_parser
 
 from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.grading.choice import Options, grade_choice
-from exgrpo_cli.grading.comparison import compare_texts
+from exgrpo_cli.grading.comparison import compare_texts, has_letter
 from exgrpo_cli.grading.extract import boxed_or_all
 from exgrpo_cli.grading.notation import in_box, plain_notation, same_text, with_last_letters_in_text
 from exgrpo_cli.grading.plain import tables, verdict_of
 from exgrpo_cli.grading.quantities import split_unit
 
 PATCHES_HOLD_FOR = {"math-verify": "0.9", "latex2sympy2_extended": "1.11"}
-"""Versions whose internals `parse_in_two_stages` replaces: a method of the converter, a function of the parser."""
+"""Versions whose internals are replaced here: a method of the converter, a function of the parser and of the grader."""
 _LETTERED = Options(texts=None, is_numbered=False)
 _OPTIONS_LETTER = re.compile(r"[A-J]")
-_ANNOUNCED = re.compile(r"\banswer(?:\s+is|\s*:)\s*([^\n]+?)[.\s]*$", re.IGNORECASE)
+_ANNOUNCED = re.compile(r".*(?:\banswer(?:\s+is\s*:?|\s*:)|####)\s*([^\n]+?)[.\s]*$", re.IGNORECASE | re.DOTALL)
+_MARKED = re.compile(r"####\s*([-−]?\\?\$?[0-9][0-9.,]*)\s+[a-z(][^\n]*\s*$")
+"""A number in the last line of an answer to GSM8K, with words behind it."""
+_DENIED = re.compile(
+    r"\banswer\s+is\s+not\b|\b(?:wrong|incorrect|false|not\s+(?:correct|right|true))[.!\s]*$", re.IGNORECASE
+)
+_HOPE = re.compile(r"\s*I hope (?:it|this) is correct\.?\s*$")
+"""Last words that prompts of few-shot examples teach."""
+_SIGN_BEFORE_MONEY = re.compile(r"(?<=[\s(])([-−])\\?\$(?=[0-9][0-9,.]*(?:[\s!?;)]|$))")
+_LAST_NUMBER = re.compile(r"(?<![0-9.,])[-+]?[0-9][0-9.,]*(?=[^0-9]*(?:\^\{?[0-9]\}?)?[^0-9]*$)")
+_SHORT = 80
+"""Characters of an announced answer that is read as one formula."""
 _LAST_FORMULA = re.compile(r"(?:\$|\\[(\[])([^$]+?)(?:\$|\\[)\]])[.\s]*$")
 _END_CHARS = 200
 """End of a text in which its announced answer or last formula is looked for."""
@@ -47,6 +60,7 @@ def prepare() -> None:
     logging.getLogger("math_verify").disabled = True
     logging.disable(logging.CRITICAL)
     parse_in_two_stages()
+    compare_equations_by_their_solutions()
     for gold, answer in tables()["warm_up"]["pairs"]:
         _grade_parsed(in_box(gold), in_box(gold))
         _grade_parsed(in_box(gold), in_box(answer))
@@ -90,35 +104,105 @@ def parse_in_two_stages() -> None:
     math_verify_parser.parse_latex_cached = read
 
 
+def compare_equations_by_their_solutions() -> None:
+    """Replace math-verify's comparison of two equations in this process, for those that have no solution to compare.
+
+    To math-verify equations without a real solution are all equal, `x^2+4=0` and `x^2+9=0`, and so are those without
+    an unknown, such as limits and integrals. The first are the same where one is a multiple of the other, the second
+    where both sides are.
+    """
+    compare_relations = math_verify_grader.sympy_compare_relational
+    solve_and_compare = math_verify_grader.sympy_solve_and_compare
+
+    def compare_sides(gold: Any, answer: Any, *how: Any) -> bool:
+        equations = isinstance(gold, sympy.Eq) and isinstance(answer, sympy.Eq)
+        if not equations or gold.free_symbols or answer.free_symbols:
+            return bool(compare_relations(gold, answer, *how))
+        same = math_verify_grader.sympy_expr_eq
+        return any(
+            same(gold.lhs, one, *how) and same(gold.rhs, other, *how) for one, other in (answer.args, answer.args[::-1])
+        )
+
+    def compare_solutions(gold: Any, answer: Any, *how: Any) -> bool:
+        if not solve_and_compare(gold, answer, *how):
+            return False
+        if not isinstance(gold, sympy.Eq) or sympy.solve(gold, gold.free_symbols):
+            return True
+        ratio = sympy.simplify((gold.lhs - gold.rhs) / (answer.lhs - answer.rhs))
+        return bool(ratio.is_number and ratio.is_nonzero)
+
+    math_verify_grader.sympy_compare_relational = compare_sides
+    math_verify_grader.sympy_solve_and_compare = compare_solutions
+
+
 def grade_box(gold: str, content: str) -> Verdict:
     """Verdict on the content of a box; `gold` is that of a box too."""
     # An answer of nothing but marks is still an answer.
-    compared = compare_texts(plain_notation(gold), plain_notation(content) or content)
-    return verdict_of(compared) if isinstance(compared, bool) else _grade_parsed(*map(in_box, compared))
+    plain_gold, answer = plain_notation(gold), plain_notation(content) or content
+    compared = compare_texts(plain_gold, answer)
+    verdict = verdict_of(compared) if isinstance(compared, bool) else _grade_parsed(*map(in_box, compared))
+    if verdict is Verdict.CORRECT and not same_text(plain_gold, answer) and _is_untrue(answer):
+        return Verdict.WRONG
+    return verdict
+
+
+def _is_untrue(answer: str) -> bool:
+    """Whether an equation between numbers does not hold, as `8=7`; a decimal may be the other side rounded."""
+    num_equations = answer.count("=")
+    if not num_equations or (num_equations == 1 and has_letter(answer)):
+        return False
+    for value in _parsed(in_box(answer))[:1]:
+        for relation in getattr(value, "_unsorted_args", (value,)):
+            if isinstance(relation, sympy.Eq) and not relation.free_symbols:
+                sides: list[Any] = [_generic_value(side) for side in relation.args]
+                bound = _ROUNDED if relation.atoms(sympy.Float) else _FAR_APART
+                if None not in sides and abs(sides[0] - sides[1]) > bound * max(map(abs, sides)):
+                    return True
+    return False
 
 
 def grade_text(gold: str, text: str) -> Verdict:
     """Verdict on a text without a box: equal to the gold, naming its option, or holding its value somewhere."""
+    text = _SIGN_BEFORE_MONEY.sub(r"\1", _HOPE.sub("", text))
     plain_gold = plain_notation(boxed_or_all(gold))
     if same_text(plain_gold, plain_notation(text) or text):
         return Verdict.CORRECT
     if _OPTIONS_LETTER.fullmatch(plain_gold) and _LETTERED.answered(text, len(text)) is not None:
         return grade_choice(gold, text, options=None, max_answer_chars=len(text))
     end = text[-_END_CHARS:]
-    announced = _ANNOUNCED.search(end)
-    if announced and compare_texts(plain_gold, plain_notation(announced[1])) is True:
+    if _DENIED.search(end):
+        return Verdict.WRONG
+    announced, marked = _ANNOUNCED.match(end), _MARKED.search(end)
+    answer = plain_notation(announced[1]) if announced else ""
+    said = compare_texts(plain_gold, answer) if answer else False
+    if said is True:
+        return verdict_of(not _is_untrue(answer))
+    compared = compare_texts(plain_gold, plain_notation(marked[1])) if marked else _compared_with_unit(plain_gold, end)
+    if isinstance(compared, bool):
+        return verdict_of(compared)
+    is_short = announced is not None and len(announced[1]) <= _SHORT
+    if said and is_short and _grade_parsed(*map(in_box, said)) is Verdict.CORRECT:
         return Verdict.CORRECT
     verdict = _grade_parsed(in_box(plain_gold), with_last_letters_in_text(text))
     return Verdict.WRONG if verdict is Verdict.CORRECT and _is_misread(plain_gold, end) else verdict
 
 
+def _compared_with_unit(plain_gold: str, end: str) -> bool | tuple[str, str] | None:
+    """The last number of a text against the gold, where no formula is behind it and both name their units."""
+    if split_unit(plain_gold)[1] is None or _LAST_FORMULA.search(end):
+        return None
+    content = plain_notation(end.rstrip(".,;:!? \n"))
+    number = _LAST_NUMBER.search(content)
+    last = content[number.start() :] if number else ""
+    return compare_texts(plain_gold, last) if split_unit(last)[1] else None
+
+
 def _is_misread(plain_gold: str, end: str) -> bool:
-    """Whether math-verify accepts the end of a text though it differs: a formula in base or unit, a unit alone."""
+    """Whether math-verify accepts the formula at the end of a text though it differs, in its base or unit."""
     found = _LAST_FORMULA.search(end)
-    content = plain_notation(found[1] if found else end)
     if found is None:
-        units = split_unit(plain_gold)[1], split_unit(content)[1]
-        return None not in units and units[0].dimensions != units[1].dimensions  # type: ignore[union-attr]
+        return False
+    content = plain_notation(found[1])
     differs = compare_texts(plain_gold, content) is False
     return differs and _grade_parsed(in_box(plain_gold), in_box(content)) is Verdict.CORRECT
 
@@ -149,8 +233,10 @@ def _grade_parsed(gold: str, answer: str) -> Verdict:
     answer_values = _parsed(answer)
     if not answer_values:
         return Verdict.NO_ANSWER
-    differ = surely_differ(gold_values[0], answer_values[0])
-    if not differ and verify(gold_values, answer_values, timeout_seconds=None):
+    first = gold_values[0], answer_values[0]
+    if not surely_differ(*first) and (
+        verify(gold_values, answer_values, timeout_seconds=None) or _agree_where_real(*first)
+    ):
         return Verdict.CORRECT
     return Verdict.WRONG if _expressions(gold_values) else Verdict.UNPARSABLE_GOLD
 
@@ -178,6 +264,10 @@ _SMALLEST = mpmath.mpf(10) ** -6
 _LARGEST_EXPONENT = 64
 # math-verify calls decimals equal that agree to 6 places.
 _FAR_APART = mpmath.mpf(10) ** -3
+_ROUNDED = mpmath.mpf(10) ** -2
+_EQUAL = mpmath.mpf(10) ** -30
+_SCALES = tuple(sign * scale for scale in (mpmath.mpf(1), mpmath.mpf(7), mpmath.mpf(1) / 7) for sign in (1, -1))
+_NUM_POINTS, _MOST_LETTERS = 40, 6
 _FUNCTIONS = ("sin", "cos", "tan", "cot", "sec", "csc", "log", "exp")
 
 
@@ -201,6 +291,32 @@ def surely_differ(gold: Any, answer: Any) -> bool:
         return bool(abs(values[0] - values[1]) > _FAR_APART * max(1, *map(abs, values)))
 
 
+def _agree_where_real(gold: Any, answer: Any) -> bool:
+    """Whether two expressions with roots or logarithms are equal at generic points, where all parts of both are real.
+
+    sympy knows letters as real numbers, of which `\\ln\\frac ab` has more than `\\ln a-\\ln b`; who writes either
+    means those for which there is a value. `x` and `\\sqrt{x^2}` differ: both have one below zero.
+    """
+    if not (isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)):
+        return False
+    letters = sorted(symbol.name for symbol in gold.free_symbols | answer.free_symbols)
+    roots = [power for each in (gold, answer) for power in each.atoms(sympy.Pow) if not power.exp.is_Integer]
+    if len(letters) > _MOST_LETTERS or not (roots or gold.has(sympy.log) or answer.has(sympy.log)):
+        return False
+    random, is_met = Random(0), False
+    for _ in range(_NUM_POINTS if letters else 1):
+        point = {letter: random.choice(_SCALES) for letter in letters}
+        with mpmath.workdps(_DIGITS):
+            try:
+                values = _evaluate(gold, point), _evaluate(answer, point)
+            except (ArithmeticError, ValueError):
+                continue
+            if abs(values[0] - values[1]) > _EQUAL * max(map(abs, values)):
+                return False
+        is_met = True
+    return is_met
+
+
 @lru_cache(maxsize=1024)
 def _generic_value(expression: Any) -> Any:
     """Value at the generic point, or None where it is out of reach."""
@@ -211,7 +327,8 @@ def _generic_value(expression: Any) -> Any:
             return None
 
 
-def _evaluate(expression: Any) -> Any:
+def _evaluate(expression: Any, point: Mapping[str, Any] | None = None) -> Any:
+    """Value at the generic point; at another one, by multiples for each letter, where all parts are real numbers."""
     kind = type(expression)
     if expression.is_Rational:
         if max(abs(expression.p), expression.q) > _LARGEST:
@@ -223,11 +340,14 @@ def _evaluate(expression: Any) -> Any:
         # A number between 1 and 2 that belongs to its name and satisfies no equation that an answer would have.
         code = sum(ord(letter) * 31**place for place, letter in enumerate(expression.name)) % 9973
         value = 1 + mpmath.frac(mpmath.sqrt(2) * code + mpmath.e)
+        value *= 1 if point is None else point[expression.name]
     elif kind in _OPERATIONS:
-        value = _OPERATIONS[kind](*map(_evaluate, expression.args))
+        value = _OPERATIONS[kind](*(_evaluate(argument, point) for argument in expression.args))
     else:
         raise _OutOfReachError
     if value != 0 and not _SMALLEST <= abs(value) <= _LARGEST:
+        raise _OutOfReachError
+    if point is not None and mpmath.im(value) != 0:
         raise _OutOfReachError
     return value
 
@@ -245,5 +365,7 @@ _OPERATIONS: dict[type, Callable[..., Any]] = {
     sympy.Add: lambda *values: mpmath.fsum(values),
     sympy.Mul: lambda *values: mpmath.fprod(values),
     sympy.Pow: _power,
+    sympy.binomial: mpmath.binomial,
+    sympy.factorial: mpmath.factorial,
     **{getattr(sympy, name): getattr(mpmath, name) for name in _FUNCTIONS},
 }

@@ -48,6 +48,7 @@ _WRITTEN: dict[str, Callable[[re.Match[str]], str]] = {
     "command()": lambda found: _COMMANDS[found[1]],
     "digits()": lambda found: found[1] + re.sub("[^0-9]", "", found[2]),
     "lowered()": lambda found: f"_{{{found[0].translate(_DIGITS_LOWERED)}}}",
+    "primes()": lambda found: "'" * max(1, (found[1] or "").count("prime")),
     "raised()": lambda found: f"^{{{found[0].translate(_DIGITS_RAISED)}}}",
     "without_spaces()": lambda found: found[0].replace(" ", ""),
 }
@@ -155,7 +156,7 @@ def _without_idle_spaces(text: str) -> str:
 
 
 _TEXTS = r"\\(?:text|mbox|textrm|mathrm|textbf|textit|mathit|mathbf)"
-_LAST_WORDS = re.compile(rf"{_TEXTS}\s*\{{[^{{}}]*\}}(?:\^(?:[0-9]|\{{[0-9]\}}))?$")
+_LAST_WORDS = re.compile(rf"(?:{_TEXTS}\s*\{{[^{{}}]*\}}(?:\^(?:[0-9]|\{{\s*-?[0-9]\s*\}}))?\s*)+$")
 _WORDS_THEN_BRACE = re.compile(r"\\(?:text|mbox|math(?:rm|it|bf))[^{}]*\{[^{}]*\}.*\}$", re.DOTALL)
 _FRACTION_OF_HUNDRED = re.compile(r"(-?)\\frac\{([0-9]+)\}\{([0-9]+)\}\s*\\?%")
 _LAST_LETTERS = re.compile(r"(?:(?<=[0-9}])|(?<=\s))([A-Za-z]{1,3})$")
@@ -170,6 +171,7 @@ def in_box(content: str) -> str:
     It cuts an answer off at the first `\\text{}` where the end is a closing brace, whatever stands between. Here words
     at the very end go, where anything is left, and a space behind the last brace keeps the rest.
     """
+    content = content.replace(r"\pmod {", r"\mod {")
     head = _LAST_WORDS.sub("", content).rstrip()
     content = _FRACTION_OF_HUNDRED.sub(r"\1\\frac{\2}{\g<3>00}", _with_last_letters(head or content))
     return rf"\boxed{{{content}\,}}" if _WORDS_THEN_BRACE.search(content) else rf"\boxed{{{content}}}"

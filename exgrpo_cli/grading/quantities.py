@@ -99,13 +99,13 @@ _FRACTION = re.compile(
     rf"\\frac\s*\{{\s*({_WRAPPER}\s*\{{[^{{}}]*\}}(?:\^\{{?[0-9]\}}?)?)\s*\}}"
     rf"\s*\{{\s*({_WRAPPER}\s*\{{[^{{}}]*\}}(?:\^\{{?[0-9]\}}?)?)\s*\}}\s*$"
 )
+_BARE_NAMES = "|".join(sorted((name + "s?" for name in _NAMES if len(name) > 2), key=len, reverse=True))
 _BARE_TAIL = re.compile(
-    r"(?<=[0-9})\s])\s*((?:square |cubic |sq\.? |cu\.? )?(?:mm|cm|dm|km|kg|mg|ft|"
-    + "|".join(sorted((name + "s?" for name in _NAMES if len(name) > 2), key=len, reverse=True))
-    + r")(?:\s*\^\s*\{?[0-9]\}?)?)$"
+    rf"(?<=[0-9}})\s])\s*((?:square |cubic |sq\.? |cu\.? )?(?:mm|cm|dm|km|kg|mg|ft|{_BARE_NAMES})"
+    rf"(?:\s*\^\s*\{{?[0-9]\}}?)?(?:\s*(?:/|\bper\b)\s*(?:h|s|{_BARE_NAMES}))?)$"
 )
 _BEHIND_NUMBER = re.compile(r"(-?[0-9][0-9.,]*)\s*(m|s|g|h|l|L|in|lbs?|oz|yd|mi|hr|yr|min)\.?")
-_TOKEN = re.compile(r"([A-Za-z]+)\.?|\^\s*\{?\s*(-?[0-9])\s*\}?|(/)|(\\cdot|[\s*.~]+)")
+_TOKEN = re.compile(r"([A-Za-z]+)\.?|\^\s*\{?\s*(-?[0-9])\s*\}?|(/)|(\\cdot|[\s*.~!?,;:]+)")
 _SCALES = {"c": "celsius", "f": "fahrenheit"}
 _PREFIXES = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _SUFFIXES = {"squared": 2, "cubed": 3}

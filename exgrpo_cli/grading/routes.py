@@ -63,7 +63,7 @@ class Route:
     grader: str
     """A built-in one or `python:module:function`."""
     max_answer_chars: int
-    """A longer one is no answer; of a text without a box this much of its end is read. A user's function is given all."""
+    """A longer one is no answer; of a text without a box this much of its end is read. A user's function gets all."""
 
     def grade(self, item: GradingItem, text: str) -> Verdict | Task:
         """The verdict on the graded text of a response; raises InputError where a question's verifier is unknown.

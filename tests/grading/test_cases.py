@@ -25,6 +25,8 @@ LONG = [
     ("math", "7", "because " * 1000 + r"\boxed{7}", CORRECT),
     ("choice", "C", "x " * 5000 + "\nAnswer: C", CORRECT),
     ("choice", "C", "answer: " + "C" * 5000, NO_ANSWER),
+    ("choice", "C", "answer: C\n" + "x " * 500_000, NO_ANSWER),
+    ("choice", "C", "answer: B" + " x" * 500_000 + "\nanswer: C", CORRECT),
     ("exact", "Monday", "M" * 2001, NO_ANSWER),
 ]
 
