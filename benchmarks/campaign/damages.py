@@ -116,7 +116,17 @@ class Target:
     """Folders below it that the command does not read."""
 
 
-SAME_EVALUATION = ("evaluate", "arithmetic", "--data", "heldout.parquet", "--model", "run", "--output", "res", "--json")
+SAME_EVALUATION = (
+    "evaluate",
+    "arithmetic",
+    "--data",
+    "heldout.parquet",
+    "--model",
+    "whole",
+    "--output",
+    "res",
+    "--json",
+)
 STUDY = ("ablate", "--methods", "grpo", "--seeds", "1", "--config", "small.toml", "--steps", "2", "--output", "study")
 TARGETS = (
     Target(
@@ -143,7 +153,7 @@ TARGETS = (
         name="rescore",
         share=0.06,
         under="res",
-        command=("evaluate", "--rescore", "res", "--json"),
+        command=("evaluate", "--rescore", "--output", "res", "--json"),
         result=printed_json,
     ),
     Target(
@@ -194,7 +204,7 @@ def build(folder: Path) -> None:
 
 
 def _done(folder: Path, arguments: list[str]) -> None:
-    outcome = exgrpo(arguments, folder, EXGRPO_CACHE=str(folder / "cache"))
+    outcome = exgrpo(arguments, folder, seconds=900, EXGRPO_CACHE=str(folder / "cache"))
     assert outcome.code == 0, (arguments, outcome.err)
 
 
