@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Int64
 
-from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.errors import InputError, first_line
 from exgrpo_cli.base.files import MANIFEST, find_damage, read_json
 from exgrpo_cli.config import layers
 from exgrpo_cli.config.settings import Author, Config, Written, resolve
@@ -291,5 +291,10 @@ def response_texts(run: Path, source: str, trajectory_ids: Sequence[int]) -> dic
         warnings.simplefilter("ignore", LedgerWarning)  # reported with the run already
         bodies = LedgerReader(run / LEDGER_FOLDER).bodies(trajectory_ids)
     token_ids = [tokens.tolist() for tokens, _ in bodies]
-    texts = Tokenizer.from_file(str(path)).decode_batch(token_ids, skip_special_tokens=True)
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:
+        # The library raises no narrower one.
+        raise InputError(f"{path} is no tokenizer ({first_line(error)}): restore it from a copy.") from error
+    texts = tokenizer.decode_batch(token_ids, skip_special_tokens=True)
     return dict(zip(trajectory_ids, texts, strict=True))

@@ -124,6 +124,9 @@ def test_a_step_shows_what_it_drew_with_its_candidates_and_their_words(
     drawn = next(row for row in history["events"] if (row["step"], row["event"]) == (6, "selected"))
     assert drawn["probability"] == told["questions"][0]["probability"]
     assert history["responses"][str(drawn["trajectory_id"])] == shown[drawn["trajectory_id"]]["text"]
+    (run / "checkpoints" / "step-000005" / "model" / "tokenizer.json").write_text('{"model": {"type": "none"}}')
+    assert exgrpo(["replay-stats", str(run), "--step", "6", "--json"]) == 2
+    assert "tokenizer.json is no tokenizer" in capsys.readouterr().err
 
 
 def test_the_tables_of_a_step_stand_alone(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:

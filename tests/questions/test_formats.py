@@ -93,7 +93,11 @@ def test_rows_inside_an_object(tmp_path, text):
         ("set.jsonl", "", "no rows, so there are no questions"),
         ("set.jsonl", '{"text": "1?"}\n', r"no known layout: its columns are \['text'\]. Name the two"),
         ("set.txt", "1?", "the suffix '.txt': questions are read from .parquet, .jsonl"),
-        ("set.parquet.gz", gzip.compress(b"PAR1", mtime=0), r"the suffix '.gz': questions are read from .*\.gz and \.zst"),
+        (
+            "set.parquet.gz",
+            gzip.compress(b"PAR1", mtime=0),
+            r"the suffix '.gz': questions are read from .*\.gz and \.zst",
+        ),
     ],
 )
 def test_a_wrong_file_names_itself_and_the_row(tmp_path, name, content, message):

@@ -105,7 +105,7 @@ def test_an_output_that_is_not_prepares_own_is_refused(tmp_path):
     for output, message in (
         (other, "exists and was not made by `exgrpo prepare`"),
         (source, "is the source itself"),
-        (tmp_path, "exists and was not made by"),
+        (tmp_path, "is a folder, where a file is to go"),
         (tmp_path / "file" / "out.parquet", "is not a writable folder"),
     ):
         with pytest.raises(InputError, match=message):

@@ -128,7 +128,7 @@ def test_one_that_was_being_written_when_the_process_died_is_not_half_read(sourc
         warm_start(buffer, source, ObjectiveSettings(), 10)
     [commit_record] = (tmp_path / "new" / "events").iterdir()
     commit_record.unlink()
-    with pytest.warns(LedgerWarning, match="rows up to step 0 left out: not complete"):
+    with pytest.warns(LedgerWarning, match="rows up to step 0 left out: events has no parts"):
         reader = LedgerReader(tmp_path / "new")
     assert len(reader.trajectories()) == 0
     with pytest.raises(InputError, match="no trajectory 0"):
