@@ -1,5 +1,6 @@
 """The `exgrpo` command: its subcommands, and the one place where an error becomes a line and an exit code."""
 
+import errno
 import logging
 import os
 import sys
@@ -14,7 +15,15 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
-from exgrpo_cli.base.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError, alike, is_exhaustion
+from exgrpo_cli.base.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_REFUSED,
+    EXIT_STOPPED,
+    ExgrpoError,
+    alike,
+    is_exhaustion,
+    shown,
+)
 from exgrpo_cli.base.output import PrintableRecord, data_alone, loading_note, tell_warnings
 from exgrpo_cli.commands.ablate import ablate
 from exgrpo_cli.commands.cli import talk
@@ -105,6 +114,9 @@ def run(arguments: list[str], commands: typer.Typer = app) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_STOPPED
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            line = f"exgrpo: {shown(str(error.filename))} is longer than a name may be: choose a shorter one."
+            return _report(arguments, error, line, EXIT_REFUSED)
         where = f"{error.filename}: " if error.filename else ""
         return _report(arguments, error, f"exgrpo: {where}{error.strerror or error}.", EXIT_STOPPED)
     except BaseException as error:

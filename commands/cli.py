@@ -146,7 +146,7 @@ def option_layer(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
     for name, value in values.items():
         if value is not None:
             section, key = name.split(".")
-            is_file = section == "data" and Path(value).exists()
+            is_file = section == "data" and str(value) not in ("", ".") and Path(value).exists()
             layer.setdefault(section, {})[key] = str(Path(value).absolute()) if is_file else value
     return layer
 

@@ -39,6 +39,10 @@ def doctor(
 
     if backbone is not None and not smoke:
         raise InputError(f"--backbone {backbone} says what --smoke runs: add --smoke, or leave --backbone out.")
+    if smoke:
+        from exgrpo_cli.config.layers import build_config
+
+        build_config(backbone=backbone)
     talk("exgrpo: trying what is installed, which takes a while")
     report = examine(Path.cwd())
     if json and (report["problems"] or not smoke):

@@ -19,7 +19,7 @@ def sample(
     *,
     speech: Speech,
     samples: Annotated[int, option("Responses.", min=1, metavar="K")] = 1,
-    temperature: Annotated[float, option("T.", min=0.01)] = 1.0,
+    temperature: Annotated[float, option("T; training samples at 1, most evaluations at 0.6.", min=0.01)] = 1.0,
     max_tokens: Annotated[int | None, option("New tokens at most.", min=1, default="the run's own limit, else 512")] = (
         None
     ),
@@ -27,12 +27,12 @@ def sample(
     engine: Annotated[Literal["hf", "vllm"], option("Engine.")] = "hf",
     device: Annotated[Literal["auto", "cpu", "cuda"], option("Where the model is loaded.")] = "auto",
 ) -> None:
-    """Ask a model one question, as an evaluation would, and print what it answers.
+    """Ask a model one question, with the template of an evaluation, and print what it answers.
 
     \b
     Examples:
-      exgrpo sample runs/exgrpo-tiny "Compute ((3 + 4) * 2)."
-      exgrpo sample runs/exgrpo-tiny@best "Compute (5 - 1)." --samples 4 --json
+      exgrpo sample runs/exgrpo-tiny "3+4-2=?"
+      exgrpo sample runs/exgrpo-tiny@best "5-1=?" --samples 4 --json
     """
     talk(f"exgrpo: asking {model}", quiet=speech.quiet)
     from exgrpo_cli.evaluation.local import sample as ask

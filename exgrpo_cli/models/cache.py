@@ -18,7 +18,7 @@ import platformdirs
 from filelock import FileLock
 
 from exgrpo_cli.base.errors import ExgrpoError, InputError, first_line
-from exgrpo_cli.base.files import file_digest, find_damage, whole_folder, write_manifest
+from exgrpo_cli.base.files import MANIFEST, file_digest, find_damage, read_manifest, whole_folder, write_manifest
 from exgrpo_cli.base.versions import install_command
 
 Notice = Callable[[str], None]
@@ -59,7 +59,7 @@ def cached_folder(
         ) from error
     with lock:
         if os.path.lexists(folder):
-            damage = find_damage(folder) if folder.is_dir() else "it is no folder"
+            damage = find_damage(folder) or _unlisted(folder) if folder.is_dir() else "it is no folder"
             if not damage:
                 return folder
             notice(f"{folder} is built again: {damage}")
@@ -68,6 +68,13 @@ def cached_folder(
             build(partial)
             write_manifest(partial)
     return folder
+
+
+def _unlisted(folder: Path) -> str:
+    """A file of a folder that its manifest does not vouch for, in a sentence; or ""."""
+    listed = {MANIFEST, *read_manifest(folder / MANIFEST)}
+    files = (path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file())
+    return next((f"{folder / name} is not in its {MANIFEST}" for name in files if name not in listed), "")
 
 
 @contextmanager

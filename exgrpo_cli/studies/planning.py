@@ -135,6 +135,8 @@ class StudyRequest:
 
     def _folder(self, parts: Sequence[str]) -> Path:
         """Folder of the study, named by `parts` where nothing else names it."""
+        if self.name is not None and (self.name in ("", ".", "..") or "/" in self.name):
+            raise InputError(f"--name {shown(self.name)} is no name of a folder: leave slashes to --output.")
         if self.output is None:
             return STUDIES / (self.name or re.sub(r"[^A-Za-z0-9._=-]+", "-", "-".join(parts)))
         if self.name not in (None, self.output.name):

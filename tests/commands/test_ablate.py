@@ -138,6 +138,7 @@ def test_an_interrupted_study_remembers_the_results_of_other_machines(capsys, tm
         (["--equal", ""], "--equal = '' is not known."),
         (["--claim", "shaping", "--methods", ""], "leave --methods out."),
         (["--methods", ""], "--methods '' names nothing."),
+        (["--metric", "ent", "--name", "../../x"], "--name '../../x' is no name of a folder"),
         (["--output", "studies/a", "--name", "b"], "--output studies/a names the study 'a', --name 'b'"),
         (["--backbone", "qwen-math-7b"], "this machine cannot run qwen-math-7b: no GPU is visible"),
     ],

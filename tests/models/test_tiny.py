@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Tokenizer
 
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.files import write_manifest
 from exgrpo_cli.config.sections.run import TinySettings
 from exgrpo_cli.models.cache import cached_folder
 from exgrpo_cli.models.tiny import (
@@ -180,10 +181,13 @@ def test_second_build_is_taken_from_the_cache_and_other_settings_are_not(folder)
 
 def test_a_damaged_copy_is_rebuilt_and_says_so(folder):
     weights, reports = folder / "model.safetensors", []
+    others = [path.name for path in folder.iterdir() if path != weights]
     before = weights.read_bytes()
     for damage, expected in (
         (lambda: weights.write_bytes(before[:-1] + bytes([before[-1] ^ 1])), "is damaged (its checksum differs)"),
         (weights.unlink, "is missing"),
+        # Weights that a manifest does not list are nobody's.
+        (lambda: write_manifest(folder, others), "is not in its manifest.json"),
     ):
         damage()
         assert build_tiny(settings=SMALL, cache_dir=folder.parent, progress=lambda *r: reports.append(r)) == folder

@@ -31,6 +31,10 @@ class Bound:
 POSITIVE = Bound(lambda value: 0 < value < math.inf, "a finite number above 0")
 NON_NEGATIVE = Bound(lambda value: 0 <= value < math.inf, "a finite number of at least 0")
 FINITE = Bound(math.isfinite, "a finite number")
+FRACTION = Bound(lambda value: 0 <= value < 1, "a number from 0 on, below 1")
+DURATION = Bound(lambda value: 0 < value <= 1e6, "a number above 0, at most 1,000,000")
+PAUSE = Bound(lambda value: 0 <= value <= 1e6, "a number from 0 to 1,000,000")
+NAMED = Bound(lambda text: text.strip() not in ("", "."), "the name of a set, a file or a folder below this one")
 ONE_LINE = Bound(lambda lines: all(line.isprintable() for line in lines), "one line each, without control characters")
 ONE_WORD = Bound(
     lambda text: text.isprintable() and not set(text) & set(" '\"\\`$"),

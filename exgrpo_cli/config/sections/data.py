@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from exgrpo_cli.config.names import is_made
-from exgrpo_cli.config.sections import NON_NEGATIVE, POSITIVE, Bound, between, require, setting
+from exgrpo_cli.config.sections import NAMED, NON_NEGATIVE, POSITIVE, Bound, between, require, setting
 
 
 def share_of(heldout: str) -> float | None:
@@ -38,13 +38,15 @@ def distinct_levels(least: int, most: float = math.inf) -> Bound:
 class DataSettings:
     """Questions to train and validate on."""
 
-    train: str = "arithmetic"
+    train: str = setting("arithmetic", NAMED)
     """A source that is made here (`arithmetic`, `word-problems`, `countdown`, `modular`, `gym:TASK`), any file or
     folder that `prepare` reads, or a data set id."""
     heldout: str = setting(
         "auto",
         Bound(
-            lambda heldout: (share := share_of(heldout)) is None or 0 < share < 1,
+            lambda heldout: (
+                heldout.strip() not in ("", ".") and ((share := share_of(heldout)) is None or 0 < share < 1)
+            ),
             "a share of the training questions between 0 and 1, a file, a benchmark or none",
         ),
     )

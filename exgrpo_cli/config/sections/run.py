@@ -5,9 +5,12 @@ from typing import Literal
 
 from exgrpo_cli.config.names import GRADERS, PREFIX, TINY_TASKS
 from exgrpo_cli.config.sections import (
+    DURATION,
+    FRACTION,
     NON_NEGATIVE,
     ONE_LINE,
     ONE_WORD,
+    PAUSE,
     POSITIVE,
     SET,
     Bound,
@@ -48,9 +51,9 @@ class RunSettings:
     """CPU threads of torch; 0 takes half the cores and records the choice."""
     nproc: int = setting(1, NON_NEGATIVE, role="machine", pinned=True, resumable=True)
     """Ranks to start on this host; 0 is one per visible GPU (one on a CPU)."""
-    rank_timeout: float = setting(60.0, POSITIVE, role="machine", resumable=True)
+    rank_timeout: float = setting(60.0, DURATION, role="machine", resumable=True)
     """Minutes that ranks wait for one of them before the run ends: more than their rollouts end apart."""
-    phase_timeout: float = setting(120.0, NON_NEGATIVE, role="machine")
+    phase_timeout: float = setting(120.0, PAUSE, role="machine")
     """Minutes a phase (rollout, update, sync, validation, ...) may last before the run ends with the stacks of ranks
     that hang in `stacks/`; 0 waits without limit."""
     save_every: int = setting(25, POSITIVE, role="machine")
@@ -168,7 +171,7 @@ class GradingSettings:
     """`math` (math-verify), `choice`, `exact`, `oat`, or `python:module:function`."""
     workers: int = setting(1, POSITIVE, role="machine")
     """Worker processes."""
-    deadline_seconds: float = setting(5.0, POSITIVE, role="machine")
+    deadline_seconds: float = setting(5.0, DURATION, role="machine")
     """CPU time one answer may take before its worker is killed and the verdict is timeout; four times that on the
     clock."""
     # A worker holds up to about 150 MiB before any answer.
@@ -193,8 +196,8 @@ class OptimSettings:
     """Steps of the decay; 0 is run.steps at the start of the run."""
     warmup_steps: int = setting(0, NON_NEGATIVE, pinned=True)
     """Steps over which the learning rate rises; a run with a decaying schedule gives it at most half its steps."""
-    beta1: float = setting(0.9, between(0, 1))
-    beta2: float = setting(0.999, between(0, 1))
+    beta1: float = setting(0.9, FRACTION)
+    beta2: float = setting(0.999, FRACTION)
     epsilon: float = setting(1e-8, POSITIVE)
     """Added to the root of Adam's second moment."""
     weight_decay: float = setting(0.01, NON_NEGATIVE)
@@ -257,7 +260,7 @@ class SlurmSettings:
     """Quality of service."""
     constraint: str = setting("", ONE_WORD)
     """Features of the nodes."""
-    hours: float = setting(24.0, POSITIVE)
+    hours: float = setting(24.0, DURATION)
     """Most that a task may run; a run that needs more is requeued and resumes."""
     nodes: int = setting(1, POSITIVE)
     """Hosts of one run (`exgrpo train`); what follows is for each of them."""
@@ -269,7 +272,7 @@ class SlurmSettings:
     """Per task, in GB."""
     parallel: int = setting(0, NON_NEGATIVE)
     """Tasks of the array that may run at once; 0 is all."""
-    save_minutes: float = setting(5.0, NON_NEGATIVE)
+    save_minutes: float = setting(5.0, PAUSE)
     """Before the end of its time, when a task is told to save."""
     setup: tuple[str, ...] = setting((), ONE_LINE, runs=True)
     """Lines of the script before the run: modules, environments. A file with some needs `--allow-code`."""
