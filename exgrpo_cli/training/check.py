@@ -242,7 +242,7 @@ def smaller(config: Config, folder: Path, ranks: Ranks) -> tuple[Config, Prompts
         config,
         backbone=replace(backbone, source=str(folder)),
         rollout=replace(rollout, questions_per_step=questions),
-        data=replace(config.data, heldout=""),
+        data=replace(config.data, heldout="none"),
     )
     return config, prompts, min(questions, optim.minibatches * groups)
 

@@ -86,7 +86,7 @@ def memory(device: torch.device, dtype: str, *, checkpointing: bool) -> dict[str
     settings = build_config(
         assignments=[
             f"backbone.dtype={dtype}", f"backbone.gradient_checkpointing={str(checkpointing).lower()}",
-            f"data.max_prompt_tokens={prompt}", 'data.heldout=""', f"rollout.max_response_tokens={response}",
+            f"data.max_prompt_tokens={prompt}", 'data.heldout=none', f"rollout.max_response_tokens={response}",
             f"rollout.questions_per_step={questions}", "optim.minibatches=1", "optim.microbatch_tokens=256",
         ]
     )  # fmt: skip

@@ -91,7 +91,7 @@ def test_two_processes_ask_draw_and_choose_as_one_does(small_config, tmp_path: P
     At the learning rate of the paper the weights stay together: Adam moves a weight whose gradient is all rounding by
     1e-6 either way, which the gradients of later updates do not show.
     """
-    config = small_config("run.steps=4", 'data.heldout=""', "optim.learning_rate=1e-6", "optim.warmup_steps=0")
+    config = small_config("run.steps=4", "data.heldout=none", "optim.learning_rate=1e-6", "optim.warmup_steps=0")
     (tmp_path / "settings.toml").write_text(to_toml(config))
     alone = train_and_note(ALONE, tmp_path)
     done = two_ranks("recorded", tmp_path)

@@ -112,7 +112,7 @@ def test_a_sync_that_never_came_stops_the_run(small_config, tmp_path: Path, monk
     """The hf engine shares the policy's weights, so that no log-prob shows it: the version does, after two updates."""
     monkeypatch.setattr(HFGenerator, "sync", lambda *arguments: None)
     with pytest.raises(RunError, match="sampled with version 0 of the weights, the policy has version 2: the rollout"):
-        train(small_config('data.heldout=""'), tmp_path / "run", reporter=SilentReporter())
+        train(small_config("data.heldout=none"), tmp_path / "run", reporter=SilentReporter())
     assert len(metrics(tmp_path / "run")) == 1
 
 
