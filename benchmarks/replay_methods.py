@@ -41,7 +41,7 @@ METHODS = (
     "bapo-refill",
 )
 SETTINGS = (
-    "data.heldout=",
+    "data.heldout=none",
     "arithmetic.num_heldout=10",
     "run.plots=false",
     "run.threads=1",

@@ -68,8 +68,8 @@ def wide_matmul(
     left: Float[Tensor, "rows ins"], right: Float[Tensor, "outs ins"], dtype: torch.dtype
 ) -> Float[Tensor, "rows outs"]:
     """left @ right.T in `dtype`, without a gradient: on a GPU sums of narrow factors stay wide."""
-    # On a CPU torch has no products of another dtype than that of their factors.
-    if left.device.type != "cpu" and left.dtype in (torch.bfloat16, torch.float16) and dtype == torch.float32:
+    # Elsewhere torch has no products of another dtype than that of their factors.
+    if left.device.type == "cuda" and left.dtype in (torch.bfloat16, torch.float16) and dtype == torch.float32:
         return torch.mm(left, right.t(), out_dtype=dtype)
     return matmul(left, right).to(dtype)
 

@@ -163,7 +163,7 @@ def test_a_study_runs_compares_and_is_not_run_again(
     assert report["arms"]["ent:min"]["difference"]["mean"] == pytest.approx(difference)
     written = (tmp_path / "small" / "report.md").read_text()
     assert f"| one seed | {difference:+.3f} |" in written  # one seed has no interval, nor has its difference
-    assert "| pass@2 | minus on-policy | p (Holm) |" in written
+    assert "| pass@2 | pass@2 minus on-policy | p (Holm) |" in written
     assert report["warnings"] and "fewer than 3 seeds" in report["warnings"][0]
     kept = tmp_path / "small" / "results" / "ent-min-0.result.json"
     assert kept.read_text() == (tmp_path / "small" / "ent-min" / "seed-0" / "result.json").read_text()

@@ -27,7 +27,7 @@ from exgrpo_cli.training.run import train
 pytestmark = pytest.mark.slow
 B, K, STEPS = 4, 4, 6
 BASE = (
-    "arithmetic.num_train=12", "data.heldout=", f"rollout.questions_per_step={B}", f"rollout.group_size={K}",
+    "arithmetic.num_train=12", "data.heldout=none", f"rollout.questions_per_step={B}", f"rollout.group_size={K}",
     f"run.steps={STEPS}", "run.save_every=2", "rollout.max_response_tokens=12", "replay.readmit_every=2",
 )  # fmt: skip
 SPACE: dict[str, Sequence[object]] = {

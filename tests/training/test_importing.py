@@ -20,8 +20,8 @@ from exgrpo_cli.training.run import train
 
 K = 4
 SMALL = (
-    "arithmetic.num_train=6", "data.heldout=", "rollout.questions_per_step=4", f"rollout.group_size={K}", "run.steps=2",
-    "replay.start_threshold=0",
+    "arithmetic.num_train=6", "data.heldout=none", "rollout.questions_per_step=4", f"rollout.group_size={K}",
+    "run.steps=2", "replay.start_threshold=0",
 )  # fmt: skip
 
 

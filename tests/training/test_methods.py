@@ -24,7 +24,7 @@ from exgrpo_cli.training.run import train
 
 B, K, STEPS = 4, 4, 5
 SMALL = (
-    "arithmetic.levels=[2]", "arithmetic.num_train=12", "data.heldout=", f"rollout.questions_per_step={B}",
+    "arithmetic.levels=[2]", "arithmetic.num_train=12", "data.heldout=none", f"rollout.questions_per_step={B}",
     f"rollout.group_size={K}", f"run.steps={STEPS}", "run.save_every=2", "replay.start_threshold=0",
 )  # fmt: skip
 EARLY = {

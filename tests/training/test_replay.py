@@ -29,7 +29,7 @@ def run(small_config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Mixed from step 2; step 1 is sampled by the backbone itself."""
     folder = tmp_path_factory.mktemp("runs") / "proof"
     config = small_config(
-        "arithmetic.num_train=24", "data.heldout=", "optim.minibatches=1", f"run.steps={STEPS}", "run.save_every=1",
+        "arithmetic.num_train=24", "data.heldout=none", "optim.minibatches=1", f"run.steps={STEPS}", "run.save_every=1",
         # Too small to matter, but no row is left out of the update for a zero advantage: every ratio is logged.
         "run.keep_checkpoints=0", "objective.entropy_coefficient=1e-12",
     )  # fmt: skip

@@ -16,7 +16,7 @@ from exgrpo_cli.training.run import train
 K = 8
 ON_POLICY = (
     "replay.enabled=false", "replay.retirement=false", f"rollout.group_size={K}", "optim.minibatches=1",
-    "data.heldout=",
+    "data.heldout=none",
 )  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def test_normalised_by_the_spread_that_the_past_promises() -> None:
     assert math.isclose(SuccessHistory().after(2, 8, 0.75).pass_rate, 2.75 / 9.5)
 
 
-LIMITED = ("arithmetic.num_train=24", "data.heldout=", "rollout.questions_per_step=8", "run.steps=7")
+LIMITED = ("arithmetic.num_train=24", "data.heldout=none", "rollout.questions_per_step=8", "run.steps=7")
 
 
 @pytest.mark.slow

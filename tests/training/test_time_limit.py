@@ -107,7 +107,7 @@ def test_a_run_ends_with_the_step_that_reaches_its_budget(small_config, tmp_path
     """Linear decay to 0 over the tokens: each step's updates run at peak * (1 - spent before the step / budget)."""
     amount = {"generated": 2500.0, "trained": 1200.0}[budget]
     config = small_config(
-        "data.heldout=", "rollout.questions_per_step=4", "optim.schedule=linear",
+        "data.heldout=none", "rollout.questions_per_step=4", "optim.schedule=linear",
         f"optim.learning_rate={PEAK}", "optim.warmup_steps=0", "optim.final_fraction=0", "run.steps=8",
         f"run.budget={budget}", f"run.budget_amount={amount}",
     )  # fmt: skip
@@ -124,7 +124,7 @@ def test_a_run_ends_with_the_step_that_reaches_its_budget(small_config, tmp_path
 
 
 def test_what_spends_too_little_ends_after_four_times_its_steps(small_config, tmp_path: Path) -> None:
-    short = ("data.heldout=", "rollout.questions_per_step=2", "run.steps=1")
+    short = ("data.heldout=none", "rollout.questions_per_step=2", "run.steps=1")
     config = small_config(*short, "run.budget=seconds", "run.budget_amount=1e9")
     summary = train(config, tmp_path / "run", reporter=SilentReporter())
     assert (summary["steps"], summary["finished"]) == (4, "steps reached")

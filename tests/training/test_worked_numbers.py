@@ -30,7 +30,7 @@ from exgrpo_cli.training.questions import load_questions
 from exgrpo_cli.training.run import train
 
 ONE_UPDATE = (
-    "data.heldout=", "optim.minibatches=1", "objective.entropy_coefficient=0", "replay.start_threshold=0",
+    "data.heldout=none", "optim.minibatches=1", "objective.entropy_coefficient=0", "replay.start_threshold=0",
     "run.save_every=100",
 )  # fmt: skip
 ENGINES = pytest.mark.engines
