@@ -28,6 +28,7 @@ from exgrpo_cli.ledger.schemas import SCHEMAS, TABLES
 from exgrpo_cli.publishing.contents import MEANINGS, ROW_SCHEMA
 from exgrpo_cli.publishing.hub import ROWS, local_run
 from exgrpo_cli.publishing.private import Private
+from exgrpo_cli.runs.folder import note_checksums
 from exgrpo_cli.runs.result import write_result
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -288,6 +289,40 @@ def test_a_planted_token_stops_the_upload_and_is_not_repeated(run, hub, tmp_path
         assert place.replace("samples/step-000008.jsonl", "report.html") in line and "holds a secret" in line
         assert secret not in line
     assert hub.repositories == {}
+
+
+def test_what_the_run_did_not_write_stays_here_and_nothing_is_sent_unseen(run, tmp_path, capsys):
+    outside, token = tmp_path / "outside.txt", "github_pat_" + "a1B2" * 9
+    outside.write_text("mine")
+    copy = shutil.copytree(run, tmp_path / "my-run")
+    note_checksums(copy, at_the_end=True)
+    for name in ("notes.txt", "x.json"):
+        (copy / "model" / name).write_text(json.dumps(token))
+    assert exgrpo(["publish", str(copy), "--to", "me/algebra", "--dry-run"]) == 0
+    out, err = capsys.readouterr()
+    assert "has more than the run wrote, which stays here: notes.txt, x.json" in err
+    assert "model-00001.safetensors" in out and "notes.txt" not in out and "x.json" not in out
+
+    def header(folder):
+        save_file({"layer": np.zeros(3, np.float32)}, folder / "model/model-00001.safetensors", {"note": token})
+
+    def column(folder):
+        path = folder / "data/train.parquet"
+        table = pq.read_table(path)
+        at = table.column_names.index("level")
+        pq.write_table(table.set_column(at, "level", [[token, *table["level"].to_pylist()[1:]]]), path)
+
+    for number, (plant, message) in enumerate(
+        (
+            (lambda folder: (folder / "model/merges.txt").symlink_to(outside), "is a link to"),
+            (header, "the header of"),
+            (column, "holds a secret that begins with 'gith'"),
+        )
+    ):
+        copy = shutil.copytree(run, tmp_path / str(number) / "my-run")
+        plant(copy)
+        assert exgrpo(["publish", str(copy), "--to", "me/algebra", "--dry-run"]) == 2
+        assert message in (line := said(capsys)) and token not in line
 
 
 def test_rows_with_something_private_are_named_and_not_changed(tmp_path):
