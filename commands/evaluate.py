@@ -154,11 +154,15 @@ def _compare(folders: Sequence[Path], output: Path | None, *, json: bool, quiet:
 
     Of one comparison the questions that flipped are shown too.
     """
-    from exgrpo_cli.base.files import write_json, write_text
+    from exgrpo_cli.base.files import require_writable, write_json, write_text
     from exgrpo_cli.evaluation.comparison import compare, markdown
 
     if len(folders) < 2 and not (folders and folders[0].is_dir()):
         raise InputError("--compare needs results folders: exgrpo evaluate --compare FOLDER FOLDER...")
+    if output is not None:
+        require_writable(output / "table.md")
+        if (output / "protocol.json").exists():
+            raise InputError(f"--output {output} holds results, whose table.md would be replaced: name another folder.")
     compared = compare(folders)
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)

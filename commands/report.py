@@ -25,12 +25,17 @@ def report(
       exgrpo report runs/exgrpo-tiny
       exgrpo report studies/metric-ent --output metric-ent.html
     """
+    from exgrpo_cli.base.errors import InputError
     from exgrpo_cli.base.files import require_place, require_writable
     from exgrpo_cli.show.report import write_report
 
     if output is not None:
         require_place(output)
         require_writable(output)
+        if output.is_file():
+            with output.open("rb") as file:
+                if file.read(14).lower() != b"<!doctype html":
+                    raise InputError(f"--output {output} exists and is no page: name another file.")
     path = write_report(folder, output)
     print_json({"report": str(path)}) if json else write_data(str(path))
 

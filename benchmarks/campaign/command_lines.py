@@ -61,7 +61,8 @@ VALUES = (
 def build(folder: Path) -> None:
     """What the lines are about."""
     (folder / "small.toml").write_text(SMALL)
-    done = exgrpo(["train", "--config", "small.toml", "--output", "run"], folder, EXGRPO_CACHE=str(folder / "cache"))
+    cache = str(folder / "cache")
+    done = exgrpo(["train", "--config", "small.toml", "--output", "run"], folder, seconds=1800, EXGRPO_CACHE=cache)
     assert done.code == 0, done.err
     done = exgrpo(["prepare", "arithmetic", "--output", "q.parquet"], folder)
     assert done.code == 0, done.err

@@ -87,7 +87,7 @@ def require_place(path: Path) -> None:
 
 def require_writable(path: Path) -> None:
     """Raise InputError unless a new file could be written where `path` is to go; tried, since root may all but that."""
-    parent = next(folder for folder in path.absolute().parents if folder.exists())
+    parent = next(folder for folder in path.absolute().parents if folder.exists() or folder.is_symlink())
     try:
         with TemporaryFile(dir=parent):
             pass

@@ -31,6 +31,7 @@ from exgrpo_cli.base.files import (
     read_json,
     read_json_lines,
     require_shape,
+    require_writable,
     values_digest,
     write_json,
     write_json_lines,
@@ -91,12 +92,8 @@ class ResultsFolder:
         Raises InputError where the folder holds something else, another protocol, or cannot be written.
         """
         folder = cls(path)
-        if path.exists() and (not path.is_dir() or (any(path.iterdir()) and not folder._protocol.is_file())):
-            raise InputError(f"{path} exists and is no results folder (no protocol.json): choose another --output.")
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{path} cannot be created ({error.strerror}): choose another --output.") from error
+        cls.check_place(path)
+        path.mkdir(parents=True, exist_ok=True)
         folder._acquire()
         try:
             if folder._protocol.is_file():
@@ -109,6 +106,14 @@ class ResultsFolder:
             folder.close()
             raise
         return folder
+
+    @classmethod
+    def check_place(cls, path: Path) -> None:
+        """Raise InputError where no results folder is nor could be made."""
+        folder = cls(path)
+        if path.exists() and (not path.is_dir() or (any(path.iterdir()) and not folder._protocol.is_file())):
+            raise InputError(f"{path} exists and is no results folder (no protocol.json): choose another --output.")
+        require_writable(folder._protocol)
 
     @classmethod
     def open(cls, path: Path) -> "ResultsFolder":
@@ -124,6 +129,10 @@ class ResultsFolder:
             self._lock.acquire(timeout=0)
         except Timeout:
             raise InputError(f"{self.path} is in use by another evaluation: wait for it to end.") from None
+        except OSError as error:
+            raise InputError(
+                f"{self.path} cannot be written ({error.strerror}): allow it, or work on a copy of the folder."
+            ) from error
 
     def _check(self, stamp: Stamp, records: Sequence[QuestionRecord]) -> None:
         unlike = differences(self.stamp, stamp, may_differ=MAY_DIFFER_ON_RESUME)

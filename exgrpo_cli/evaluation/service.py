@@ -143,6 +143,8 @@ def plan_evaluation(request: EvaluationRequest) -> EvaluationPlan:
     if len(folders) == 1:
         summary = request.output or next(iter(folders.values()))
         folders = dict.fromkeys(folders, summary)
+    for folder in folders.values():
+        ResultsFolder.check_place(folder)
     return EvaluationPlan(
         request=request, benchmarks=benchmarks, model=name, choice=choice, folders=folders, summary_folder=summary
     )

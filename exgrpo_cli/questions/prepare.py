@@ -167,6 +167,7 @@ def outputs_of(source: str, output: Path, options: PrepareOptions) -> list[Path]
     """
     if is_made(source) and options.split is not None:
         raise InputError(f"--split does nothing here: {source} brings held-out questions of its own.")
+    require_place(output)
     outputs = [output]
     if is_made(source) or options.split is not None:
         outputs.append(heldout_beside(output))
