@@ -1,11 +1,13 @@
 """Documents: examples are run as they are printed, and the page on architecture says what is checked."""
 
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
 import pyarrow.compute as pc
 import pytest
+from readability import measures
 from small_ledger import IDENTITY, K
 from store_calls import candidates_of, chosen_of, draw, record, replay, row_of, visit_of
 
@@ -121,3 +123,64 @@ def test_the_table_of_layers_is_the_one_that_is_checked():
     rows = re.findall(r"^\| (\d+) \| (.*) \|$", (DOCS / "architecture.md").read_text(), flags=re.MULTILINE)
     told = {name: int(layer) for layer, text in rows for name in re.findall(r"`([a-z_.]+)/?`", text)}
     assert told == LAYERS
+
+
+READ_FIRST = {"docs/tutorial.md": {"long_sentence": 25, "early_decimals": 3}}
+"""Most that a page may have which is read before any other: see `Measures`."""
+
+
+@pytest.mark.parametrize("page", READ_FIRST)
+def test_what_is_read_first_reads_easily(page: str):
+    found = measures((DOCS.parent / page).read_text())
+    assert {name: getattr(found, name) for name, most in READ_FIRST[page].items() if getattr(found, name) > most} == {}
+
+
+def test_how_a_page_reads_is_measured():
+    """Worked by hand: of eleven sentences the second longest has three words, one of them code."""
+    early = "# A head of many words that is none\n\nAbout 3.5 and [4](x.md) of Python 3.11.\n\n"
+    other = "| a | 1.5 |\n|---|---|\n\n```sh\nexgrpo train --steps 7.5\n```\n\n"
+    page = f"{early}{other}{'One two. ' * 8}\n\n- Three `more words`.\n- One.\n"
+    found = measures(page)
+    assert (found.lines, found.early_numbers, found.early_decimals, found.long_sentence) == (15, 2, 1, 2)
+
+
+def settings_page():
+    """The script that writes the page of settings, as a module."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    spec = spec_from_file_location("settings_page", DOCS / "settings.py")
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_settings_is_the_code_s():
+    script = settings_page()
+    text = script.page()
+    assert text == (DOCS / "settings.md").read_text(), "write it anew: python docs/settings.py"
+    assert re.findall(r"^\| `.*\|  +\|$", text, flags=re.MULTILINE) == []
+    from exgrpo_cli.config.layers import build_config
+    from exgrpo_cli.config.settings import flat
+
+    for name in flat(build_config()):
+        section, key = name.split(".")
+        assert f"| `{key}`" in text.split(f"## `[{section}]`")[1].split("\n## ")[0], name
+
+
+def test_the_glossary_is_short_and_names_keys_that_exist():
+    from exgrpo_cli.config.layers import build_config
+
+    entries = (DOCS / "glossary.md").read_text().split("\n### ")[1:]
+    assert 20 <= len(entries) <= 25
+    files = [path for name in ("exgrpo_cli", "commands") for path in (DOCS.parent / name).rglob("*.py")]
+    code = "\n".join(path.read_text() for path in files)
+    journal, config = (DOCS / "run-folder.md").read_text(), build_config()
+    for entry in entries:
+        [line] = re.findall(r"^(?:Keys|Settings): .*$", entry, flags=re.MULTILINE)
+        keys, _, settings = line.partition("ettings: ") if line.startswith("Keys") else ("", "", line)
+        for key in re.findall("`(.*?)`", keys):
+            assert f"`{key}`" in journal or f'"{key}"' in code or f"{key}:" in code, key
+        for name in re.findall("`(.*?)`", settings):
+            section, key = name.split(".")
+            assert hasattr(getattr(config, section), key), name

@@ -14,7 +14,8 @@ from question_sources import write
 
 from exgrpo_cli.commands import run
 
-GUIDE = Path(__file__).parents[1] / "docs" / "guide"
+ROOT = Path(__file__).parents[1]
+GUIDE = ROOT / "docs" / "guide"
 Shorten = Callable[[list[str]], list[str]]
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
@@ -27,6 +28,8 @@ def play(page: str, shorten: Shorten) -> list[str]:
         if language == "toml":
             [name] = re.findall(r"\A# (\S+\.toml)$", text, flags=re.MULTILINE)
             Path(name).write_text(text)
+        elif language == "python" and (named := re.match(r"# (\S+\.py)\n", text)):
+            Path(named[1]).write_text(text)
         elif language == "python":
             exec(text, {})
         elif language == "sh":
@@ -38,14 +41,15 @@ def play(page: str, shorten: Shorten) -> list[str]:
     return typed
 
 
-def test_your_data_your_model(tmp_path: Path) -> None:
+def test_your_data_and_your_model(tmp_path: Path) -> None:
     """Questions in GSM8K's layout; the toy and its four steps are short as they stand."""
     asked = "A box holds {} eggs. How many are in 7 boxes?"
     rows = [{"question": asked.format(n), "answer": f"7 * {n}\n#### {7 * n}"} for n in range(30)]
     write(tmp_path / "mine.jsonl", *rows)
     with chdir(tmp_path):
-        typed = play("your-data-your-model.md", lambda arguments: arguments)
-    assert len(typed) == 10
+        typed = play("your-data.md", lambda arguments: arguments)
+        typed += play("your-model.md", lambda arguments: arguments)
+    assert len(typed) == 11
     summary = json.loads((tmp_path / "runs/first/summary.json").read_text())
     assert (summary["steps"], summary["heldout"]["set"]) == (6, "mine-heldout")
     assert (tmp_path / "results/after/results.json").is_file()
@@ -68,6 +72,41 @@ def test_reading_a_run(small_backbone: Path, tmp_path: Path) -> None:
     healthy, sick = (json.loads((tmp_path / f"runs/{name}/summary.json").read_text()) for name in ("healthy", "sick"))
     assert healthy["steps"] == sick["steps"] == 6
     assert (tmp_path / "runs/sick/report.html").is_file()
+
+
+def test_your_reward(small_backbone: Path, tmp_path: Path) -> None:
+    def shorten(arguments: list[str]) -> list[str]:
+        # The page's own setting stands last, which counts.
+        return ["train", *small(small_backbone), *arguments[1:]] if arguments[0] == "train" else arguments
+
+    with chdir(tmp_path):
+        play("your-reward.md", shorten)
+    assert 'grader = "python:my_reward:close"' in (tmp_path / "runs/close/config.toml").read_text()
+    found = json.loads((tmp_path / "results/close/results.json").read_text())
+    assert list(found["second_graders"]) == ["oat", "python:my_reward:close"]
+
+
+@pytest.mark.slow
+def test_the_tutorial(small_backbone: Path, tmp_path: Path) -> None:
+    """All its commands, with a model of seconds; the claim is judged as it stands there, from what is published."""
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+
+    def shorten(arguments: list[str]) -> list[str]:
+        if arguments[0] == "train" or "--methods" in arguments:
+            return [*arguments, *small(small_backbone)]
+        return [{"40": "4"}.get(each, each) for each in arguments]
+
+    with chdir(tmp_path):
+        typed = play("../tutorial.md", shorten)
+    assert len(typed) == 9
+    study, claim = (json.loads((tmp_path / f"studies/{name}/results.json").read_text()) for name in ("first", "claim"))
+    assert [len(arm["seeds"]) for arm in study["arms"].values()] == [3, 3]
+    [judged] = claim["claims"].values()
+    assert judged["verdict"] != "not run" and judged["seeds"] == judged["seeds_needed"]
+    # What the page says of it.
+    page = (ROOT / "docs/tutorial.md").read_text()
+    difference = claim["arms"]["strong: exgrpo"]["difference"]
+    assert all(f"{difference[name]:.3f}" in page for name in ("mean", "low", "high"))
 
 
 def test_a_study_of_your_own(small_backbone: Path, tmp_path: Path) -> None:

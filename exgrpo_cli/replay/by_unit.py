@@ -175,6 +175,7 @@ class UnitPlace(Place):
     draw: Literal["proportional", "top"] = "proportional"
     """Units drawn without replacement, P ~ priority^exponent, or those of highest priority."""
     exponent: float = setting(1.0, POSITIVE, Needs("a power does not change which are highest", draw="proportional"))
+    """Power of a priority in a proportional draw: 0.5 evens out, 2 sharpens."""
     age_decay: float = setting(
         0.0, NON_NEGATIVE, Needs("your function looks at units.step itself", draw="proportional", priority=BUILT_IN)
     )

@@ -135,6 +135,7 @@ class Place:
     readmit_fraction: float = setting(0.0, between(0, 1))
     """Share of the retired questions, rounded up, that returns every `readmit_every` steps."""
     readmit_every: int = setting(25, POSITIVE)
+    """Steps between returns of retired questions."""
     capacity: int = setting(0, NON_NEGATIVE)
     """Most units (rows, or groups where groups are drawn) in the store; 0 is unbounded."""
     max_uses: int = setting(0, NON_NEGATIVE)

@@ -21,7 +21,9 @@ class ObjectiveSettings:
     history_discount: float = setting(0.5, Bound(lambda d: 0 < d <= 1, "a number above 0, at most 1"))
     """d of the baseline `history`: what an older visit counts, beside the next one."""
     clip_low: float = setting(0.2, NON_NEGATIVE)
+    """Clip of a fresh token's ratio: from 1 - clip_low on."""
     clip_high: float = setting(0.2, NON_NEGATIVE)
+    """Clip of a fresh token's ratio: up to 1 + clip_high."""
     dual_clip: float = setting(0.0, Bound(lambda c: c == 0 or 1 < c < math.inf, "a number above 1, or 0 for none"))
     """c: a clipped token of negative advantage costs at most c |A|, however likely it has become; 0 is off."""
     clip_in_mixed_phase: bool = False
@@ -29,6 +31,7 @@ class ObjectiveSettings:
     shaping: bool = setting(True, needs=Needs("without shaping it is 'raw'", replay_surrogate="shaped"))
     """Off: the `shaped` surrogate reads as `raw`."""
     shaping_beta: float = setting(0.1, POSITIVE)
+    """beta of policy shaping, f(w) = w / (w + beta)."""
     replay_surrogate: Surrogate = "shaped"
     """Loss of a replayed token: -f(w) A with f(w) = w / (w + beta); -w A; PPO's clipped one; or -log pi."""
     replay_weight: float = setting(1.0, POSITIVE)
@@ -46,6 +49,7 @@ class ObjectiveSettings:
     loss_scale: float = setting(1.0, POSITIVE)
     """Multiplies the policy term; 64 gives the published clip, skip bound and entropy coefficient their meaning."""
     entropy_coefficient: float = setting(0.0, FINITE)
+    """Bonus on the mean token entropy; negative is a penalty."""
     kl_coefficient: float = setting(0.0, NON_NEGATIVE)
     """k3 KL to the initial policy, fresh tokens only."""
 

@@ -105,10 +105,15 @@ class TinySettings:
     """The built-in tiny backbone and its supervised warm start."""
 
     hidden_size: int = setting(128, between(1, 2**20))
+    """Columns of the model."""
     num_layers: int = setting(3, between(1, 1024))
+    """Layers."""
     num_heads: int = setting(4, POSITIVE)
+    """Attention heads, which share the columns."""
     num_kv_heads: int = setting(2, POSITIVE)
+    """Heads with keys and values of their own, each for as many of the others."""
     ffn_size: int = setting(256, between(1, 2**20))
+    """Columns inside a layer's feed-forward part."""
     task: str = setting("arithmetic", TINY_TASKS)
     """Task whose traces it starts from: `arithmetic`, `countdown` or `modular`. It follows `data.train`."""
     warm_start_steps: int = setting(300, POSITIVE)
@@ -186,6 +191,7 @@ class OptimSettings:
     """The optimizer and how a step's batch is cut into updates."""
 
     engine: Literal["torch", "deepspeed"] = "torch"
+    """`torch` needs nothing besides; `deepspeed` shards the optimizer over ranks (extra `deepspeed`)."""
     learning_rate: float = setting(1e-6, POSITIVE)
     """Peak learning rate of AdamW."""
     schedule: Literal["constant", "linear"] = "constant"
@@ -197,7 +203,9 @@ class OptimSettings:
     warmup_steps: int = setting(0, NON_NEGATIVE, pinned=True)
     """Steps over which the learning rate rises; a run with a decaying schedule gives it at most half its steps."""
     beta1: float = setting(0.9, FRACTION)
+    """Adam's decay of the mean gradient."""
     beta2: float = setting(0.999, FRACTION)
+    """Adam's decay of the mean squared gradient."""
     epsilon: float = setting(1e-8, POSITIVE)
     """Added to the root of Adam's second moment."""
     weight_decay: float = setting(0.01, NON_NEGATIVE)
@@ -236,13 +244,16 @@ class ValidationSettings:
     samples: int = setting(4, POSITIVE)
     """Rollouts per held-out question."""
     temperature: float = setting(1.0, POSITIVE)
+    """T of the answers to held-out questions."""
     top_p: float = setting(1.0, Bound(lambda p: 0 < p <= 1, "a number above 0, at most 1, which switches it off"))
+    """Most likely tokens that are kept, as a share of the probability."""
     max_questions: int = setting(0, NON_NEGATIVE)
     """First so many held-out questions only, the same ones every time; 0 is all."""
     train_questions: int = setting(0, NON_NEGATIVE)
     """Training questions, chosen once by `seed`, that are asked before and after training as held-out ones are:
     `result.json` then tells what was memorised. 0 asks none."""
     seed: int = setting(0, NON_NEGATIVE)
+    """Seed of those answers, and of the choice of training questions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

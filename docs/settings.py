@@ -1,0 +1,133 @@
+"""The page of all settings, written from the code that declares them: `python docs/settings.py` writes settings.md."""
+
+import ast
+import inspect
+import re
+import typing
+from collections.abc import Iterator
+from dataclasses import Field, dataclass, field, fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+from exgrpo_cli.config.names import PREFIX
+from exgrpo_cli.config.sections import SET, Bound
+from exgrpo_cli.config.sections.run import SlurmSettings
+from exgrpo_cli.config.settings import SECTIONS
+
+PAGE = Path(__file__).with_suffix(".md")
+HEAD = """# Settings
+
+Every setting of a run, section by section, as `--set section.key=value` and files of settings (`--config`) take it.
+Defaults are the program's. A backbone, a regime or a method may have its own: `exgrpo presets NAME` shows
+what comes out.
+What wins over what is in [the command line](cli.md#where-a-setting-comes-from), the words are in the
+[glossary](glossary.md). This page is written from the code by `python docs/settings.py`.
+"""
+ABOUT = {"replay": "What is stored, when replay begins, what is drawn and where it goes ([methods](methods.md))."}
+TYPES = {bool: "`true`, `false`", str: "text", int: "whole", float: "any number"}
+SHORTER = {
+    "a finite number of at least 0": "0 or more",
+    "a finite number above 0": "above 0",
+    "a finite number": "any number",
+    "a number ": "",
+    "at least -1": "-1 or more",
+}
+
+
+@dataclass
+class Row:
+    """One setting as the page has it; of several types of a section what they have alike."""
+
+    name: str
+    text: str
+    defaults: dict[str, list[str]] = field(default_factory=dict)
+    """{default: the types that have it}."""
+    values: dict[str, None] = field(default_factory=dict)
+    needs: dict[str, None] = field(default_factory=dict)
+
+
+def said_of_fields(kind: type) -> dict[str, str]:
+    """{field: docstring} of a settings class and of those that it is made from; the innermost counts."""
+    said: dict[str, str] = {}
+    for each in reversed(kind.__mro__[:-1]):
+        [declared] = ast.parse(inspect.getsource(each)).body
+        assert isinstance(declared, ast.ClassDef)
+        for one, after in pairwise(declared.body):
+            if isinstance(one, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                said[ast.unparse(one.target)] = inspect.cleandoc(after.value.value)
+    return said
+
+
+def toml(value: Any) -> str:
+    """A default as TOML has it."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(toml, value))}]"
+    return f'"{value}"' if isinstance(value, str) else str(value).lower()
+
+
+def allowed(hint: Any, within: Any) -> list[str]:
+    """What a setting may be: its choices, or its bound, or its type."""
+    if typing.get_origin(hint) is Literal or isinstance(within, tuple):
+        names = typing.get_args(hint) if typing.get_origin(hint) is Literal else within
+        return [f"`{name}module:function`" if name == PREFIX else f"`{name}`" for name in names]
+    item = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
+    text = within.says if isinstance(within, Bound) else TYPES[item]
+    for long, short in SHORTER.items():
+        text = text.replace(long, short)
+    text = re.sub(r"(?<!\d)\d{7,}(?!\d)", lambda number: f"{int(number[0]):,}", text)
+    return [f"{'a list: ' if item is not hint else 'whole, ' if hint is int and text != 'whole' else ''}{text}"]
+
+
+def needed(one: Field[Any]) -> Iterator[str]:
+    """What must be set for a setting, or for one of its values, to be read."""
+    for value, needs in one.metadata.get("needs", {}).items():
+        others = " or ".join(
+            f"`{name}`" if wanted is SET else f"`{name}` = {' or '.join(f'`{toml(each)}`' for each in wanted)}"
+            for name, wanted in needs.others.items()
+        )
+        yield f"needs {others}" if value is SET else f"`{toml(value)}` needs {others}"
+
+
+def rows(kinds: tuple[type, ...]) -> dict[tuple[str, str], Row]:
+    """The settings of a section by name and text, in the order in which they are declared."""
+    found: dict[tuple[str, str], Row] = {}
+    for kind in kinds:
+        hints, said = typing.get_type_hints(kind), said_of_fields(kind)
+        for one in fields(kind):
+            text = " ".join(said.get(one.name, "").split()).replace("|", r"\|")
+            text = re.sub(r" \(`docs/[\w-]+\.md`\)", "", text)
+            row = found.setdefault((one.name, text), Row(one.name, text))
+            row.defaults.setdefault(toml(one.default), []).append(kind.__name__.lower())
+            row.values |= dict.fromkeys(allowed(hints[one.name], one.metadata.get("within")))
+            row.needs |= dict.fromkeys(needed(one))
+    return found
+
+
+def section(name: str, kinds: tuple[type, ...]) -> str:
+    """One section of the page: what it is about, and its table. Places that alone have a setting are named."""
+    about = ABOUT.get(name) or " ".join((inspect.getdoc(kinds[0]) or "").split("\n\n")[0].split())
+    lines = [f"## `[{name}]`", "", re.sub(r"; `docs/.*?`", "", about), ""]
+    lines += ["| setting | default | values | |", "|---|---|---|---|"]
+    for row in rows(kinds).values():
+        having = [each for some in row.defaults.values() for each in some]
+        default = "; ".join(
+            f"`{value}`" if len(row.defaults) == 1 else f"`{value}` ({', '.join(some)})"
+            for value, some in row.defaults.items()
+        )
+        if row.name == "composition":
+            default = f"`{next(iter(row.defaults))}`"
+        where = "" if len(having) == len(kinds) else f" ({', '.join(having)})"
+        needs = f" {'; '.join(row.needs)[0].upper()}{'; '.join(row.needs)[1:]}." if row.needs else ""
+        lines.append(f"| `{row.name}`{where} | {default} | {', '.join(row.values)} | {row.text}{needs} |")
+    return "\n".join(lines) + "\n"
+
+
+def page() -> str:
+    """The whole page."""
+    sections = {**SECTIONS, "slurm": (SlurmSettings,)}
+    return "\n".join([HEAD, *(section(name, kinds) for name, kinds in sections.items())])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
