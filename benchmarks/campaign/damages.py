@@ -7,16 +7,19 @@ A trial copies a whole folder, damages one thing in it, and runs the command tha
 
 healed   exit code 0 and the result of the undamaged folder
 told     exit code 0, another result, and a line that names what is damaged
+other    the same of a file that its user writes, in which another value is another wish (read by hand)
 named    another exit code, and a line that names what is damaged
 vague    another exit code, and a line that does not name it (read by hand)
 ugly     a traceback, "unexpected", a signal, no line at all
 silent   exit code 0, another result, and not a word
+lost     what was not damaged is not as it was, after a command that only reads or refuses
 """
 
 import argparse
 import copy
 import hashlib
 import json
+import math
 import os
 import random
 import re
@@ -38,8 +41,41 @@ replay = {start_threshold = 0}
 arithmetic = {num_heldout = 12, num_train = 60}
 validation = {every = 2}
 """
-BAD = ("ugly", "silent", "vague")
-JSON_VALUES = (None, "x", -1, 1e308, 10**30, [], {}, True, "\x1b[2J", "../../x", [[[[[]]]]], "9" * 5000)
+BAD = ("ugly", "silent", "vague", "lost")
+JSON_VALUES = (
+    None,
+    "x",
+    -1,
+    1e308,
+    math.nan,
+    math.inf,
+    10**30,
+    [],
+    {},
+    True,
+    "\x1b[2J",
+    "../../x",
+    [[[[[]]]]],
+    "9" * 5000,
+)
+TOML_VALUES = (
+    "-1",
+    "1e308",
+    "nan",
+    "inf",
+    "9" * 5000,
+    "[" * 2000,
+    "{}",
+    "[]",
+    "true",
+    '"x"',
+    '"\\u001b[2J"',
+    "0x10",
+    "1979-05-27",
+)
+VERSIONS = re.compile("format|version")
+TEXT = (".jsonl", ".json", ".toml", ".jinja", ".md", ".txt")
+PRESETS = Path(__file__).parents[2] / "presets"
 Result = Callable[[Path, Outcome], Any]
 
 
@@ -84,6 +120,10 @@ def after_resume(folder: Path, outcome: Outcome) -> Any:
     return apart(run_result, folder / "run") if outcome.code == 0 else None
 
 
+def printed(folder: Path, outcome: Outcome) -> Any:
+    return outcome.out
+
+
 def printed_json(folder: Path, outcome: Outcome) -> Any:
     """What a command printed as JSON, or its text where it is none."""
     try:
@@ -114,6 +154,11 @@ class Target:
     result: Result
     spared: tuple[str, ...] = ()
     """Folders below it that the command does not read."""
+    reads: bool = True
+    """Whether the command leaves all that is there as it is."""
+    authored: bool = False
+    """Whether its user writes it."""
+    cache: str = "cache"
 
 
 SAME_EVALUATION = (
@@ -127,10 +172,25 @@ SAME_EVALUATION = (
     "res",
     "--json",
 )
+TINY = (
+    *("train", "--config", "small.toml", "--steps", "1", "--set", "tiny.warm_start_steps=20"),
+    *("--output", "new", "--json"),
+)
+OWN = {
+    "config": ("train", "--config", "own-config.toml", "--dry-run"),
+    "method": ("train", "--method", "own-method.toml", "--dry-run"),
+    "claim": ("ablate", "--claim", "own-claim.toml", "--dry-run", "--json"),
+}
+"""Files that a user writes, and what reads them."""
 STUDY = ("ablate", "--methods", "grpo", "--seeds", "1", "--config", "small.toml", "--steps", "2", "--output", "study")
 TARGETS = (
     Target(
-        name="resume", share=0.28, under="run", command=("train", "--resume", "--output", "run"), result=after_resume
+        name="resume",
+        share=0.28,
+        under="run",
+        command=("train", "--resume", "--output", "run"),
+        result=after_resume,
+        reads=False,
     ),
     Target(
         name="replay-stats",
@@ -148,13 +208,14 @@ TARGETS = (
         result=lambda folder, outcome: (folder / "page.html").is_file(),
         spared=("model", "plots", "checkpoints"),
     ),
-    Target(name="evaluate", share=0.06, under="res", command=SAME_EVALUATION, result=results_left),
+    Target(name="evaluate", share=0.06, under="res", command=SAME_EVALUATION, result=results_left, reads=False),
     Target(
         name="rescore",
         share=0.06,
         under="res",
         command=("evaluate", "--rescore", "--output", "res", "--json"),
         result=printed_json,
+        reads=False,
     ),
     Target(
         name="compare",
@@ -168,21 +229,35 @@ TARGETS = (
         share=0.08,
         under="questions.parquet",
         command=("train", "--data", "questions.parquet", "--heldout", "none", "--config", "small.toml", "--dry-run"),
-        result=lambda folder, outcome: outcome.out,
+        result=printed,
     ),
     Target(
         name="tiny",
         share=0.04,
-        under="cache",
-        command=("train", "--config", "small.toml", "--steps", "1", "--output", "new", "--json"),
+        under="small-cache",
+        command=TINY,
+        result=printed_json,
+        reads=False,
+        cache="small-cache",
+    ),
+    Target(name="study", share=0.06, under="study", command=(*STUDY, "--json"), result=printed_json, reads=False),
+    Target(
+        name="publish",
+        share=0.05,
+        under="done",
+        command=("publish", "done", "--to", "me/done", "--dry-run", "--json"),
         result=printed_json,
     ),
-    Target(name="study", share=0.03, under="study", command=(*STUDY, "--json"), result=printed_json),
+    Target(name="model", share=0.03, under="done/model", command=("sample", "done", "1+2=?"), result=printed),
+    *(
+        Target(name=name, share=0.02, under=f"own-{name}.toml", command=command, result=printed, authored=True)
+        for name, command in OWN.items()
+    ),
 )
 
 
 def build(folder: Path) -> None:
-    """All whole folders once: an unfinished and a finished run, two evaluations, a question file, a study, a cache."""
+    """All whole folders once: two runs, one unfinished, two evaluations, questions, a study, caches, settings."""
     (folder / "small.toml").write_text(SMALL)
     train = ["train", "--config", "small.toml", "--quiet"]
     _done(folder, [*train, "--output", "done"])
@@ -201,10 +276,15 @@ def build(folder: Path) -> None:
             ["evaluate", "arithmetic", "--data", "heldout.parquet", "--model", model, "--output", name, "--json"],
         )
     _done(folder, [*STUDY, "--quiet"])
+    _done(folder, list(TINY), cache="small-cache")
+    shutil.rmtree(folder / "new")
+    shutil.copy(folder / "done" / "config.toml", folder / "own-config.toml")
+    shutil.copy(PRESETS / "methods" / "headroom-drift.toml", folder / "own-method.toml")
+    shutil.copy(PRESETS / "claims" / "delayed-start.toml", folder / "own-claim.toml")
 
 
-def _done(folder: Path, arguments: list[str]) -> None:
-    outcome = exgrpo(arguments, folder, seconds=900, EXGRPO_CACHE=str(folder / "cache"))
+def _done(folder: Path, arguments: list[str], cache: str = "cache") -> None:
+    outcome = exgrpo(arguments, folder, seconds=900, EXGRPO_CACHE=str(folder / cache))
     assert outcome.code == 0, (arguments, outcome.err)
 
 
@@ -222,8 +302,17 @@ def damage(root: Path, rng: random.Random, spared: tuple[str, ...] = ()) -> tupl
     if root.is_dir() and rng.random() < 0.12:
         path = rng.choice([path.parent, *[own for own in path.parents if root in own.parents]])
         return _damage_folder(path, root, rng), _names(path, root)
+    twins = [own for own in files if own.suffix == path.suffix and own != path]
+    if twins and rng.random() < 0.06:
+        return _exchange(path, rng.choice(twins), root), _names(path, root)
     done = _damage_file(path, rng)
     return f"{path.relative_to(root.parent)}: {done}", _names(path, root)
+
+
+def _exchange(path: Path, other: Path, root: Path) -> str:
+    """Let a file have the content of another one of its suffix."""
+    shutil.copyfile(other, path)
+    return f"{path.relative_to(root.parent)}: the content of {other.relative_to(root.parent)}"
 
 
 def _names(path: Path, root: Path) -> list[str]:
@@ -261,11 +350,14 @@ def _damage_file(path: Path, rng: random.Random) -> str:
     choices = ["bytes", "bytes", "whole"]
     if path.suffix in (".jsonl", ".json", ".toml"):
         choices += ["lines", "lines"]
-    if path.suffix in (".jsonl", ".json"):
+    if path.suffix in TEXT:
+        choices += ["encoding"]
+    if path.suffix in (".jsonl", ".json", ".toml"):
         choices += ["values", "values", "values"]
-    if path.suffix == ".parquet":
+    if path.suffix in (".parquet", ".arrow"):
         choices += ["rows", "rows"]
-    functions = {"bytes": _bytes, "whole": _whole, "lines": _lines, "values": _values}
+    values = _settings if path.suffix == ".toml" else _values
+    functions = {"bytes": _bytes, "whole": _whole, "lines": _lines, "values": values, "encoding": _encoding}
     own = rng.choice(choices)
     return apart(_rows, path, rng.random()) if own == "rows" else functions[own](path, rng)
 
@@ -304,7 +396,10 @@ def _bytes(path: Path, rng: random.Random) -> str:
 
 def _whole(path: Path, rng: random.Random) -> str:
     done = rng.choice(
-        ("gone", "empty", "random bytes", "a folder", "random bytes behind it", "brackets", "a link to /dev/null")
+        (
+            *("gone", "empty", "random bytes", "a folder", "random bytes behind it", "brackets"),
+            *("a link to /dev/null", "a link to itself", "unreadable", "a pipe"),
+        )
     )
     before = path.read_bytes()
     path.unlink()
@@ -321,6 +416,38 @@ def _whole(path: Path, rng: random.Random) -> str:
             path.write_text("[" * 100_000)
         case "a link to /dev/null":
             path.symlink_to("/dev/null")
+        case "a link to itself":
+            path.symlink_to(path.name)
+        case "unreadable":
+            path.write_bytes(before)
+            path.chmod(0)
+        case "a pipe":
+            os.mkfifo(path)
+    return done
+
+
+def _encoding(path: Path, rng: random.Random) -> str:
+    """The text in another encoding, or with other ends of lines."""
+    before = path.read_bytes()
+    text = before.decode(errors="replace")
+    match done := rng.choice(
+        ("UTF-16", "UTF-8 with a mark", "Latin-1", "CRLF", "CR", "no last end of line", "blank lines")
+    ):
+        case "UTF-16":
+            after = text.encode("utf-16")
+        case "UTF-8 with a mark":
+            after = b"\xef\xbb\xbf" + before
+        case "Latin-1":
+            after = text.replace("e", "\xe9", 1).encode("latin-1", errors="replace")
+        case "CRLF":
+            after = before.replace(b"\n", b"\r\n")
+        case "CR":
+            after = before.replace(b"\n", b"\r")
+        case "no last end of line":
+            after = before.rstrip(b"\n")
+        case _:
+            after = before.replace(b"\n", b"\n\n")
+    path.write_bytes(after)
     return done
 
 
@@ -357,7 +484,9 @@ def _values(path: Path, rng: random.Random) -> str:
     at = rng.randrange(len(lines)) if lines else 0
     try:
         value = json.loads(lines[at])
-        place = rng.choice(list(_places(value)))
+        places = list(_places(value))
+        versions = [own for own in places if VERSIONS.search(str(own[-1]))]
+        place = rng.choice(versions if versions and rng.random() < 0.2 else places)
     except (ValueError, IndexError):
         return _bytes(path, rng)
     changed = copy.deepcopy(value)
@@ -369,11 +498,28 @@ def _values(path: Path, rng: random.Random) -> str:
         del holder[place[-1]]
         done = f"{'/'.join(map(str, place))} ({before}) gone"
     else:
-        holder[place[-1]] = rng.choice(JSON_VALUES)
+        number = VERSIONS.search(str(place[-1])) and isinstance(holder[place[-1]], int)
+        holder[place[-1]] = rng.choice((0, 1, 3, 99)) if number else rng.choice(JSON_VALUES)
         done = f"{'/'.join(map(str, place))} ({before}) = {json.dumps(holder[place[-1]])[:40]}"
     lines[at] = json.dumps(changed)
     path.write_text("\n".join(lines) + ("\n" if path.suffix == ".jsonl" else ""))
     return f"line {at + 1}: {done}"
+
+
+def _settings(path: Path, rng: random.Random) -> str:
+    """Another value, or another key, in a line of TOML."""
+    lines = path.read_text().splitlines()
+    own = [number for number, line in enumerate(lines) if " = " in line]
+    if not own:
+        return _bytes(path, rng)
+    at = rng.choice(own)
+    key, _, before = lines[at].partition(" = ")
+    if rng.random() < 0.2:
+        lines[at] = f"{key}x = {before}"
+    else:
+        lines[at] = f"{key} = {rng.choice(TOML_VALUES)}"
+    path.write_text("\n".join(lines) + "\n")
+    return f"line {at + 1}: {key} ({before[:40]}): {lines[at][:60]}"
 
 
 def _rows(path: Path, seed: float) -> str:
@@ -383,12 +529,14 @@ def _rows(path: Path, seed: float) -> str:
     import pyarrow.parquet as pq
 
     rng = random.Random(seed)
-    table = pq.read_table(path)
+    is_arrow = path.suffix == ".arrow"
+    table = pa.ipc.open_file(path.read_bytes()).read_all() if is_arrow else pq.read_table(path)
     if not len(table):
         path.unlink()
         return "gone"
     order = np.arange(len(table))
-    match done := rng.choice(("reversed", "one lost", "one doubled", "a column reversed", "a column gone", "no rows")):
+    kinds = ("reversed", "one lost", "one doubled", "a column reversed", "a column gone", "a value", "no rows")
+    match done := rng.choice(kinds):
         case "reversed":
             table = table.take(order[::-1])
         case "one lost":
@@ -400,13 +548,41 @@ def _rows(path: Path, seed: float) -> str:
             done = f"{done} ({table.column_names[at]})"
             field, column = table.schema.field(at), table.column(at).take(pa.array(order[::-1]))
             table = table.set_column(at, field, column) if "reversed" in done else table.remove_column(at)
+        case "a value":
+            numbers = [own for own in table.schema if pa.types.is_floating(own.type) or pa.types.is_integer(own.type)]
+            if not numbers:
+                return _bytes(path, rng)
+            field = rng.choice(numbers)
+            odd = (
+                rng.choice((math.nan, math.inf, 1e300))
+                if pa.types.is_floating(field.type)
+                else rng.choice((-1, 2**31 - 1))
+            )
+            values, row = table.column(field.name).to_pylist(), rng.randrange(len(table))
+            values[row], done = odd, f"{field.name} of row {row} ({values[row]}) = {odd}"
+            table = table.set_column(table.schema.get_field_index(field.name), field, pa.array(values, field.type))
         case _:
             table = table.slice(0, 0)
-    pq.write_table(table, path)
+    if is_arrow:
+        with pa.ipc.new_file(str(path), table.schema) as sink:
+            sink.write_table(table)
+    else:
+        pq.write_table(table, path)
     return f"rows: {done}"
 
 
 # Trials.
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Digests of all files at or below a folder, locks apart; of a link what it leads to."""
+    found = {}
+    for path in [folder, *folder.rglob("*")]:
+        if path.is_symlink():
+            found[str(path)] = str(path.readlink())
+        elif path.is_file() and "lock" not in path.name:
+            found[str(path)] = digest(path)
+    return found
 
 
 def trial(target: Target, whole: Path, work: Path, number: int, seed: int, right: Any) -> Finding:
@@ -414,21 +590,24 @@ def trial(target: Target, whole: Path, work: Path, number: int, seed: int, right
     rng = random.Random(f"{seed} {target.name} {number}")
     fresh_copy(whole, work)
     what, names = damage(work / target.under, rng, target.spared)
-    outcome = exgrpo(list(target.command), work, EXGRPO_CACHE=str(work / "cache"))
+    folder = work / Path(target.under).parts[0]
+    before = contents(folder)
+    outcome = exgrpo(list(target.command), work, EXGRPO_CACHE=str(work / target.cache))
     result = target.result(work, outcome)
+    after = contents(folder) if target.reads or outcome.code == 2 else before
     named = any(name in outcome.err for name in names)
     if ugly := outcome.ugly:
         verdict, line = "ugly", f"[{ugly}] {outcome.err.strip()[-300:]}"
     else:
-        same = outcome.code == 0 and result == right
-        verdict = (
-            "healed"
-            if same
-            else ("told" if named else "silent")
-            if outcome.code == 0
-            else ("named" if named else "vague")
-        )
+        if outcome.code:
+            verdict = "named" if named else "vague"
+        elif result == right:
+            verdict = "healed"
+        else:
+            verdict = "told" if named else "other" if target.authored else "silent"
         line = next((line for line in reversed(outcome.err.splitlines()) if line.startswith("exgrpo: ")), "")[:300]
+    if changed := [name for name, content in before.items() if after.get(name) != content]:
+        verdict, line = "lost", f"{changed[0]} is not as it was. {line}"
     return Finding(number, f"{target.name}: {what}", verdict, outcome.code, line)
 
 
@@ -452,7 +631,7 @@ def main() -> None:
             if options.only not in (None, target.name):
                 continue
             fresh_copy(whole, work)
-            outcome = exgrpo(list(target.command), work, EXGRPO_CACHE=str(work / "cache"))
+            outcome = exgrpo(list(target.command), work, EXGRPO_CACHE=str(work / target.cache))
             assert outcome.code == 0, (target.name, outcome.err)
             right = target.result(work, outcome)
             count = options.count if options.only else max(1, round(options.count * target.share))
