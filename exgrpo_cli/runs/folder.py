@@ -145,13 +145,7 @@ class RunFolder:
 
     def require_own_folders(self) -> None:
         """Raise InputError where a folder in the run is a link out of it, through which it would write elsewhere."""
-        for parent, names, _ in os.walk(self.path):
-            for path in (own for own in (Path(parent, name) for name in names) if own.is_symlink()):
-                if not path.resolve().is_relative_to(self.path.resolve()):
-                    raise InputError(
-                        f"{path} is a link to a folder elsewhere, and a run writes nothing through links: put the "
-                        "folder itself in its place."
-                    )
+        require_own(self.path, (Path(parent, name) for parent, names, _ in os.walk(self.path) for name in names))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -205,6 +199,16 @@ class RunFolder:
         """Remove what killed processes left half-written; the ledger clears up by itself. The caller holds the lock."""
         for folder in (self.path, self.data, self.checkpoints, self.samples, self.plots):
             remove_partials(folder)
+
+
+def require_own(folder: Path, places: Iterable[Path]) -> None:
+    """Raise InputError where one of the places, to be written to, is a link out of `folder`, or to nothing."""
+    for path in places:
+        if path.is_symlink() and not (path.exists() and path.resolve().is_relative_to(folder.resolve())):
+            raise InputError(
+                f"{path} is a link to a place elsewhere, and a run writes nothing through links: put the folder or "
+                "file itself there."
+            )
 
 
 def complete_steps(checkpoints: Path) -> list[int]:

@@ -8,6 +8,7 @@ were killed.
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,8 +19,10 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -35,17 +38,16 @@ from exgrpo_cli.config.sections.run import SlurmSettings
 from exgrpo_cli.config.settings import Author, Config, Written, read_section, to_toml
 from exgrpo_cli.machine.settle import require_runnable, settle
 from exgrpo_cli.machine.survey import survey_machine, visible_gpus
-from exgrpo_cli.runs.folder import METRICS_FILE, RunFolder
+from exgrpo_cli.runs.folder import METRICS_FILE
 from exgrpo_cli.studies.output import duration, report_study
 from exgrpo_cli.studies.report import Numbers
-from exgrpo_cli.studies.study import PLAN_FILE, Arm, Study, StudyRun, budgeted
+from exgrpo_cli.studies.study import JOBS_FOLDER, PLAN_FILE, Arm, Study, StudyRun, budgeted
 from exgrpo_cli.studies.worker import DAMAGE, RunTask, last_line, start_process
 
 # -P: whatever lies in the working folder is no module of the program's.
-WORKER = (sys.executable, "-P", "-m", "exgrpo_cli.studies.worker")
+PYTHON = (sys.executable, "-P")
+WORKER = (*PYTHON, "-m", "exgrpo_cli.studies.worker")
 POLL_SECONDS = 0.5
-JOBS_FOLDER = "jobs"
-"""Folder of a study for scripts, logs and results of the tasks of Slurm."""
 QUERY_SECONDS = 30.0
 """Between two queries to Slurm about all tasks."""
 MOST_REQUEUES = 1000
@@ -123,7 +125,12 @@ class Slurm:
 
         hosts = self.settings.nodes
         tasks = [RunTask(command=worker_command(run), log=run.log.resolve(), num_hosts=hosts) for run in runs]
-        executor = make_executor(self.study, self.settings)
+        jobs = self.study.folder.resolve() / JOBS_FOLDER
+        jobs.mkdir(parents=True, exist_ok=True)
+        # submitit unpickles what lies in its folder by the number of a job: nothing does that was there before.
+        executor = make_executor(
+            self.study, self.settings, Path(mkdtemp(prefix=f"{datetime.now():%Y%m%d-%H%M%S}-", dir=jobs))
+        )
         try:
             with executor.batch():
                 return [executor.submit(task) for task in tasks]
@@ -158,8 +165,9 @@ class Slurm:
                     pass
 
 
-def make_executor(study: Study, settings: SlurmSettings) -> Any:
-    """submitit's executor for the study's tasks; settings that are empty or 0 are left to the cluster.
+def make_executor(study: Study, settings: SlurmSettings, jobs: Path) -> Any:
+    """submitit's executor for the study's tasks, with its files in `jobs`; settings that are empty or 0 are left to the
+    cluster.
 
     Raises InputError for a folder whose name would be more than a line of the script.
     """
@@ -175,7 +183,8 @@ def make_executor(study: Study, settings: SlurmSettings) -> Any:
         "array_parallelism": settings.parallel,
         "setup": list(settings.setup),
     }
-    executor = submitit.SlurmExecutor(study.folder.resolve() / JOBS_FOLDER, max_num_timeout=MOST_REQUEUES)
+    python = " ".join(map(shlex.quote, PYTHON))
+    executor = submitit.SlurmExecutor(jobs, max_num_timeout=MOST_REQUEUES, python=python)
     executor.update_parameters(
         job_name=study.name,
         time=round(60 * settings.hours),
@@ -190,7 +199,7 @@ def make_executor(study: Study, settings: SlurmSettings) -> Any:
 def script(study: Study, settings: SlurmSettings) -> str:
     """Script of the array job, which `--dry-run` shows."""
     require_slurm()
-    executor = make_executor(study, settings)
+    executor = make_executor(study, settings, study.folder.resolve() / JOBS_FOLDER)
     executor.parameters["map_count"] = len(study.unfinished)
     return str(executor._make_submission_file_text(executor._submitit_command_str, "dry-run"))
 
@@ -232,6 +241,7 @@ def launch_run(study: Study, settings: SlurmSettings, *, reporter: Reporter) -> 
     Raises InputError, RunError and Interrupted as `run_study` does.
     """
     (run,) = study.runs
+    study.require_own_places()
     again = f"exgrpo train --resume --output {run.folder} --launcher slurm goes on"
     for _, reason in run_all(study, [run], Slurm.of(study, settings), reporter, again):
         raise RunError(f"{reason} ({run.log})")
@@ -250,6 +260,7 @@ def run_study(study: Study, launcher: Processes | Slurm, reporter: Reporter) -> 
     Raises InputError for a folder or a cluster that cannot be used, RunError where runs failed, after the others have
     ended, and Interrupted after a stop signal with all states saved.
     """
+    study.require_own_places()
     require_writable(study.folder / PLAN_FILE)
     study.write_beginning()
     # The baseline first: its runs set the budgets of the others.
@@ -330,13 +341,9 @@ def pass_on_damage(run: StudyRun, start: int) -> None:
 def worker_command(run: StudyRun) -> list[str]:
     """Command of the run's worker without its last argument, the process that it must not outlive.
 
-    Writes its settings beside its folder, and removes what is left of a run that was killed while it was set up:
-    without a configuration nothing can go on with it. Raises InputError where another process is setting it up.
+    Writes its settings beside its folder.
     """
     run.folder.parent.mkdir(parents=True, exist_ok=True)
-    if run.state == "new" and run.folder.exists():
-        with RunFolder(run.folder).locked():
-            shutil.rmtree(run.folder)
     write_text(run.asked_file, to_toml(run.config))
     return [*WORKER, str(run.asked_file.resolve()), str(run.folder.resolve())]
 

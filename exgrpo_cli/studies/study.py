@@ -13,10 +13,11 @@ from typing import Any, get_args
 import msgspec
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import values_digest, write_json
+from exgrpo_cli.base.files import require_place, values_digest, write_json
 from exgrpo_cli.config.layers import DEFAULT_METHOD
 from exgrpo_cli.config.sections.run import Budget
 from exgrpo_cli.config.settings import Config, Layer, flat
+from exgrpo_cli.runs.folder import require_own
 from exgrpo_cli.runs.result import RESULT_FILE, SUFFIX, RunResult, has_ended, read_result, write_result
 
 EQUAL: tuple[str, ...] = get_args(Budget)
@@ -25,6 +26,8 @@ PLAN_FILE = "study.json"
 """In the study's folder: its arms, which cannot all be told from the names of folders, and their seeds."""
 RESULTS_FOLDER = "results"
 """Folder of a study with a copy of each finished run's result, all that another machine needs of it."""
+JOBS_FOLDER = "jobs"
+"""Folder of a study for scripts, logs and results of the tasks of Slurm, of each submission in a folder of its own."""
 
 Results = Mapping[int, RunResult]
 """Results of one arm by seed."""
@@ -54,7 +57,7 @@ class Arm:
     @property
     def folder_name(self) -> str:
         """The arm's name as a folder name: `ent:min` is `ent-min`."""
-        return re.sub(r"[^A-Za-z0-9._=-]+", "-", self.name)
+        return re.sub(r"[^A-Za-z0-9._=-]+|^\.+$", "-", self.name)
 
 
 BASELINE = Arm(name="on-policy", method="grpo")
@@ -167,6 +170,15 @@ class Study:
                 for run in self.runs
             ],
         }
+
+    def require_own_places(self) -> None:
+        """Raise InputError where what the study writes to is a link out of its folder, or a log no file."""
+        places = [self.folder / name for name in (RESULTS_FOLDER, JOBS_FOLDER)]
+        for run in self.runs:
+            places += [run.folder.parent, run.folder, run.log]
+        require_own(self.folder, places)
+        for run in self.runs:
+            require_place(run.log)
 
     def write_beginning(self) -> None:
         """Keep arms, seeds and results of other machines, which a study that is killed would forget.

@@ -139,7 +139,7 @@ def test_a_folder_that_is_a_link_out_of_the_run_is_refused(tmp_path: Path, name:
     elsewhere.mkdir()
     (elsewhere / "mine").write_text("precious")
     place.symlink_to(elsewhere)
-    with pytest.raises(InputError, match=rf"{name} is a link to a folder elsewhere, and a run writes nothing through"):
+    with pytest.raises(InputError, match=rf"{name} is a link to a place elsewhere, and a run writes nothing through"):
         run.require_own_folders()
     remove_partials(run.path)
     finish_folder(begin_folder(place), place)

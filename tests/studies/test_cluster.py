@@ -2,11 +2,13 @@
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -164,6 +166,58 @@ def test_a_run_that_fails_is_told_by_what_it_said(study: Study, cluster: Path) -
         launched(study)
     others = [each for each in study.runs if each.arm != run.arm]
     assert others and all(each.state == "finished" for each in others)
+
+
+class Planted:
+    """A pickle that makes a folder when it is read."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+        return os.mkdir, (self.marker,)
+
+
+def test_nothing_in_a_foreign_study_or_the_working_folder_runs(
+    study: Study, cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not where the program looks after its tasks, nor on the nodes."""
+    study = replace(study, runs=study.runs[:2])
+    marker, jobs, work = tmp_path / "was-here", study.folder / "jobs", tmp_path / "work"
+    jobs.mkdir(parents=True)
+    for task in [f"{job}{task}" for job in range(100, 103) for task in ("", "_0", "_1")]:
+        for end in ("_0_result", "_submitted"):
+            (jobs / f"{task}{end}.pkl").write_bytes(pickle.dumps(Planted(marker)))
+    work.mkdir()
+    for name in ("submitit", "cloudpickle", "numpy", "exgrpo_cli"):
+        (work / f"{name}.py").write_text(f"import os\nos.mkdir({str(marker)!r})\n")
+    monkeypatch.chdir(work)
+    launched(study)
+    assert not marker.exists()
+    assert all(run.state == "finished" for run in study.runs) and set(starts(study).values()) == {1}
+
+
+@pytest.mark.parametrize("place", ["jobs", "results", "{arm}", "{arm}/seed-0", "{arm}/seed-0.log"])
+def test_a_study_writes_nothing_through_links_out_of_its_folder(study: Study, tmp_path: Path, place: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "mine").write_text("mine")
+    target = elsewhere / "mine" if place.endswith(".log") else elsewhere
+    path = study.folder / place.format(arm=study.arms[0].folder_name)
+    path.parent.mkdir(parents=True)
+    path.symlink_to(target)
+    with pytest.raises(InputError, match=rf"{path.name} is a link to a place elsewhere, and a run writes nothing"):
+        schedule.run_study(study, schedule.Processes(at_once=2), SilentReporter())
+    assert [entry.name for entry in elsewhere.iterdir()] == ["mine"] and (elsewhere / "mine").read_text() == "mine"
+
+
+def test_a_study_removes_no_folder_that_its_runs_did_not_make(study: Study) -> None:
+    run = study.runs[0]
+    run.folder.mkdir(parents=True)
+    (run.folder / "thesis.tex").write_text("mine")
+    with suppress(RunError):
+        schedule.run_study(study, schedule.Processes(at_once=2), SilentReporter())
+    assert (run.folder / "thesis.tex").read_text() == "mine"
 
 
 def test_a_refused_partition_and_a_cluster_that_is_not_there_are_one_line(

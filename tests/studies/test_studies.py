@@ -21,6 +21,7 @@ from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.settings import to_toml
+from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.result import config_hash, write_result
 from exgrpo_cli.studies.output import report_study
 from exgrpo_cli.studies.planning import StudyRequest, axis_arms, cross, plan_study
@@ -147,7 +148,7 @@ def test_a_study_runs_compares_and_is_not_run_again(
 ) -> None:
     study = study_of(tmp_path)
     torn = study.runs[0].folder  # of a run that was killed while it was set up
-    (torn / "data").mkdir(parents=True)
+    RunFolder.create(torn)
     (torn / ".lock").touch()
     run_study(study, Processes(at_once=2), SilentReporter())
     report = report_study(study)
