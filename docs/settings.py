@@ -25,7 +25,8 @@ What wins over what is in [the command line](cli.md#where-a-setting-comes-from),
 [glossary](glossary.md). This page is written from the code by `python docs/settings.py`.
 """
 ABOUT = {"replay": "What is stored, when replay begins, what is drawn and where it goes ([methods](methods.md))."}
-TYPES = {bool: "`true`, `false`", str: "text", int: "whole", float: "any number"}
+BOOLS = {"`true`, `false`"}
+TYPES = {bool: next(iter(BOOLS)), str: "text", int: "whole", float: "any number"}
 SHORTER = {
     "a finite number of at least 0": "0 or more",
     "a finite number above 0": "above 0",
@@ -104,11 +105,21 @@ def rows(kinds: tuple[type, ...]) -> dict[tuple[str, str], Row]:
     return found
 
 
+def values(row: Row) -> str:
+    """A sentence with what a setting may be, unless its text or its default has said so."""
+    names = [value for value in row.values if value.startswith("`")]
+    if names:
+        told = all(name.split(":")[0].strip("`") in row.text for name in names) or row.values.keys() <= BOOLS
+        return "" if told else f" One of {', '.join(names)}."
+    [bound] = row.values
+    return "" if bound == "text" else f" {bound[0].upper()}{bound[1:]}."
+
+
 def section(name: str, kinds: tuple[type, ...]) -> str:
     """One section of the page: what it is about, and its table. Places that alone have a setting are named."""
     about = ABOUT.get(name) or " ".join((inspect.getdoc(kinds[0]) or "").split("\n\n")[0].split())
     lines = [f"## `[{name}]`", "", re.sub(r"; `docs/.*?`", "", about), ""]
-    lines += ["| setting | default | values | |", "|---|---|---|---|"]
+    lines += ["| setting | default | |", "|---|---|---|"]
     for row in rows(kinds).values():
         having = [each for some in row.defaults.values() for each in some]
         default = "; ".join(
@@ -119,7 +130,7 @@ def section(name: str, kinds: tuple[type, ...]) -> str:
             default = f"`{next(iter(row.defaults))}`"
         where = "" if len(having) == len(kinds) else f" ({', '.join(having)})"
         needs = f" {'; '.join(row.needs)[0].upper()}{'; '.join(row.needs)[1:]}." if row.needs else ""
-        lines.append(f"| `{row.name}`{where} | {default} | {', '.join(row.values)} | {row.text}{needs} |")
+        lines.append(f"| `{row.name}`{where} | {default} | {row.text}{needs}{values(row)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -159,7 +159,7 @@ def test_the_page_of_settings_is_the_code_s():
     script = settings_page()
     text = script.page()
     assert text == (DOCS / "settings.md").read_text(), "write it anew: python docs/settings.py"
-    assert re.findall(r"^\| `.*\|  +\|$", text, flags=re.MULTILINE) == []
+    assert [row.name for kinds in script.SECTIONS.values() for row in script.rows(kinds).values() if not row.text] == []
     from exgrpo_cli.config.layers import build_config
     from exgrpo_cli.config.settings import flat
 
@@ -184,3 +184,15 @@ def test_the_glossary_is_short_and_names_keys_that_exist():
         for name in re.findall("`(.*?)`", settings):
             section, key = name.split(".")
             assert hasattr(getattr(config, section), key), name
+
+
+def test_scores_are_fractions():
+    """An interval behind a number in per cent is a score on another scale."""
+    pages = [*DOCS.rglob("*.md"), DOCS.parent / "README.md"]
+    assert [page.name for page in pages if re.search(r"\d ?% [\[(]\d", page.read_text())] == ["engines.md"]
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("**/*.md")), ids=lambda page: page.name)
+def test_a_page_links_to_the_glossary(page: Path):
+    lists = ("glossary.md", "security.md", "python.md", "lab-notebook.md")
+    assert page.name in lists or "results" in page.parts or "glossary.md" in page.read_text()

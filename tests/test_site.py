@@ -120,3 +120,5 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     home = (tmp_path / "site/index.html").read_text()
     assert "Your own reward" in home and "fonts.googleapis" not in home
+    assert 'placeholder="Search"' in home
+    assert "Retirement" in (tmp_path / "site/search/search_index.json").read_text()

@@ -23,9 +23,9 @@ class Replace(QuestionPlace):
     sampler: str = setting("normal", (*SAMPLERS, PREFIX))
     """Sampler of replayed questions: `normal`, `linear`, `linear-clip`, `sqrt`, `uniform`, or `python:m:f`."""
     mu: float = setting(0.5, FINITE)
-    """Mean of the `normal` sampler, on the accuracy scale."""
+    """Mean of the `normal` sampler, on the scale of pass rates, 0 to 1."""
     sigma: float = setting(0.125, POSITIVE)
-    """Standard deviation of the `normal` sampler, on the accuracy scale."""
+    """Standard deviation of the `normal` sampler, on the scale of pass rates, 0 to 1."""
     count_fresh_only: bool = False
     """An experiential group's success count is over its K-1 fresh members instead of all K."""
     ess_bound: float = setting(0.0, between(0, 1))
