@@ -49,6 +49,18 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     assert broken_links(page) == ["gone.md", "page.md#gone"]
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
+def test_every_row_of_a_table_has_its_cells(page: Path) -> None:
+    tables = re.findall(r"(?:^\|.*\n)+", FENCED.sub("", page.read_text()), flags=re.MULTILINE)
+    rows = [table.splitlines() for table in tables]
+    cells = [[len(re.findall(r"(?<!\\)\|", row)) for row in table] for table in rows]
+    assert [
+        table[counts.index(odd)]
+        for table, counts in zip(rows, cells, strict=True)
+        for odd in {*counts[1:]} - {counts[0]}
+    ] == []
+
+
 def nav_pages(entries: list) -> list[str]:
     """The files that the site's navigation names."""
     pages = []
