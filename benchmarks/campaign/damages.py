@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from processes import Finding, Outcome, apart, end, exgrpo, fresh_copy, start, tell
+from processes import Finding, Outcome, apart, end, exgrpo, start, tell
 
 SMALL = """
 run = {steps = 4, save_every = 1, keep_checkpoints = 3, plots = false}
@@ -152,6 +152,8 @@ class Target:
     """Where damages fall, a folder or a file below the working folder."""
     command: tuple[str, ...]
     result: Result
+    beside: tuple[str, ...] = ()
+    """All else that it reads of the working folder."""
     spared: tuple[str, ...] = ()
     """Folders below it that the command does not read."""
     reads: bool = True
@@ -183,10 +185,12 @@ OWN = {
 }
 """Files that a user writes, and what reads them."""
 FIGURES = tuple(f"{name}.{suffix}" for name in ("accuracy", "pass-at-k") for suffix in ("pdf", "png", "svg"))
+PICTURES = tuple(f"{name}.{suffix}" for name in ("ablation", "curves", "curves-tokens") for suffix in ("png", "svg"))
 STUDY = ("ablate", "--methods", "grpo", "--seeds", "1", "--config", "small.toml", "--steps", "2", "--output", "study")
 TARGETS = (
     Target(
         name="resume",
+        beside=("cache",),
         share=0.28,
         under="run",
         command=("train", "--resume", "--output", "run"),
@@ -209,7 +213,15 @@ TARGETS = (
         result=lambda folder, outcome: (folder / "page.html").is_file(),
         spared=("model", "plots", "checkpoints"),
     ),
-    Target(name="evaluate", share=0.06, under="res", command=SAME_EVALUATION, result=results_left, reads=False),
+    Target(
+        name="evaluate",
+        beside=("whole", "heldout.parquet"),
+        share=0.06,
+        under="res",
+        command=SAME_EVALUATION,
+        result=results_left,
+        reads=False,
+    ),
     Target(
         name="rescore",
         share=0.06,
@@ -221,6 +233,7 @@ TARGETS = (
     ),
     Target(
         name="compare",
+        beside=("res2",),
         share=0.06,
         under="res",
         command=("evaluate", "--compare", "res", "res2", "--json"),
@@ -229,6 +242,7 @@ TARGETS = (
     ),
     Target(
         name="questions",
+        beside=("small.toml",),
         share=0.08,
         under="questions.parquet",
         command=("train", "--data", "questions.parquet", "--heldout", "none", "--config", "small.toml", "--dry-run"),
@@ -236,6 +250,7 @@ TARGETS = (
     ),
     Target(
         name="tiny",
+        beside=("small.toml",),
         share=0.04,
         under="small-cache",
         command=TINY,
@@ -243,7 +258,31 @@ TARGETS = (
         reads=False,
         cache="small-cache",
     ),
-    Target(name="study", share=0.06, under="study", command=(*STUDY, "--json"), result=printed_json, reads=False),
+    Target(
+        name="study",
+        beside=("small.toml", "cache"),
+        share=0.06,
+        under="study",
+        command=(*STUDY, "--json"),
+        result=printed_json,
+        reads=False,
+    ),
+    Target(
+        name="study-page",
+        share=0.03,
+        under="study",
+        command=("report", "study", "--output", "page.html"),
+        result=lambda folder, outcome: digest(folder / "page.html"),
+        spared=PICTURES,
+    ),
+    Target(
+        name="study-publish",
+        share=0.02,
+        under="study",
+        command=("publish", "study", "--to", "me/study", "--dry-run", "--json"),
+        result=printed_json,
+        spared=PICTURES,
+    ),
     Target(
         name="publish",
         share=0.05,
@@ -577,13 +616,22 @@ def _rows(path: Path, seed: float) -> str:
 # Trials.
 
 
+def prepare(target: Target, whole: Path, work: Path) -> None:
+    """Copy what the target's command reads, and no more: copies take time."""
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    for name in (Path(target.under).parts[0], *target.beside):
+        own = whole / name
+        shutil.copytree(own, work / name, symlinks=True) if own.is_dir() else shutil.copy(own, work)
+
+
 def contents(folder: Path) -> dict[str, str]:
-    """Digests of all files at or below a folder, locks apart; of a link what it leads to."""
+    """Digests of all files at or below a folder, locks and figures apart; of a link what it leads to."""
     found = {}
     for path in [folder, *folder.rglob("*")]:
         if path.is_symlink():
             found[str(path)] = str(path.readlink())
-        elif path.is_file() and "lock" not in path.name:
+        elif path.is_file() and "lock" not in path.name and path.suffix not in (".png", ".svg", ".pdf"):
             found[str(path)] = digest(path)
     return found
 
@@ -591,12 +639,12 @@ def contents(folder: Path) -> dict[str, str]:
 def trial(target: Target, whole: Path, work: Path, number: int, seed: int, right: Any) -> Finding:
     """Damage a fresh copy, run the command, and class what came."""
     rng = random.Random(f"{seed} {target.name} {number}")
-    fresh_copy(whole, work)
+    prepare(target, whole, work)
     what, names = damage(work / target.under, rng, target.spared)
     folder = work / Path(target.under).parts[0]
-    before = contents(folder)
-    # Drawing takes most of the time: one trial in five does.
-    outcome = exgrpo(list(target.command), work, draws=number % 5 == 0, EXGRPO_CACHE=str(work / target.cache))
+    before = {name: content for name, content in contents(folder).items() if Path(name).name != names[0]}
+    # Drawing takes most of the time: one trial in twenty does.
+    outcome = exgrpo(list(target.command), work, draws=number % 20 == 0, EXGRPO_CACHE=str(work / target.cache))
     result = target.result(work, outcome)
     after = contents(folder) if target.reads or outcome.code == 2 else before
     named = any(name in outcome.err for name in names)
@@ -634,7 +682,7 @@ def main() -> None:
         for target in TARGETS:
             if options.only not in (None, target.name):
                 continue
-            fresh_copy(whole, work)
+            prepare(target, whole, work)
             outcome = exgrpo(list(target.command), work, EXGRPO_CACHE=str(work / target.cache))
             assert outcome.code == 0, (target.name, outcome.err)
             right = target.result(work, outcome)

@@ -131,7 +131,7 @@ class ResultsFolder:
             raise InputError(f"{self.path} is in use by another evaluation: wait for it to end.") from None
         except OSError as error:
             raise InputError(
-                f"{self.path} cannot be written ({error.strerror}): allow it, or work on a copy of the folder."
+                f"{self.path / '.lock'} cannot be written ({error.strerror}): allow it, or work on a copy."
             ) from error
 
     def _check(self, stamp: Stamp, records: Sequence[QuestionRecord]) -> None:
@@ -162,6 +162,11 @@ class ResultsFolder:
         require_shape(stamp, _STAMP, str(self._protocol))
         return stamp, sums
 
+    @property
+    def _is_sealed(self) -> bool:
+        """Whether a version wrote the protocol that writes checksums to all files of the folder."""
+        return bool(self._sealed_stamp()[1])
+
     def write_stamp(self, stamp: Stamp) -> None:
         """Replace `protocol.json`, with the checksums of itself and of the questions."""
         sums = {"protocol": values_digest(stamp), "questions": file_digest(self._questions)}
@@ -175,7 +180,8 @@ class ResultsFolder:
     def questions(self) -> list[QuestionRecord]:
         """The questions in their order, without samples; raises InputError where they are not as they were written."""
         rows = list(read_json_lines(self._questions))
-        _require(self._sealed_stamp()[1].get("questions"), file_digest(self._questions), self._questions, _AGAIN)
+        again = f"restore it from a copy, or {self._protocol}, which has the checksum; or choose another --output."
+        _require(self._sealed_stamp()[1].get("questions"), file_digest(self._questions), self._questions, again)
         try:
             return msgspec.convert(rows, list[QuestionRecord])
         except msgspec.ValidationError as error:
@@ -189,12 +195,12 @@ class ResultsFolder:
         writable = self._lock.is_locked
         if writable and self._records.is_file():
             drop_torn_line(self._records)
-        questions = {record.question.id: record for record in self.questions()}
+        questions, sealed = {record.question.id: record for record in self.questions()}, self._is_sealed
         records: dict[str, QuestionRecord] = {}
         rows = list(read_json_lines(self._records)) if self._records.exists() else []
         for number, row in enumerate(rows, start=1):
             where = f"{self._records}, line {number}"
-            _require(row.pop(_SUM, None), values_digest(row), where, _LINE)
+            _require(row.pop(_SUM, None), values_digest(row), where, _LINE, sealed=sealed)
             try:
                 samples = msgspec.convert(row["samples"], tuple[Sample, ...])
                 record = replace(questions[row["question_id"]], samples=samples)
@@ -229,7 +235,7 @@ class ResultsFolder:
             warnings.warn(text, DamageWarning, stacklevel=2)
             return {}
         result = read_json(path)
-        _require(result.pop(_SUM, None), values_digest(result), path, again)
+        _require(result.pop(_SUM, None), values_digest(result), path, again, sealed=self._is_sealed)
         found = result.get("second_graders", {})
         require_shape(found, dict[str, dict[str, Any]], str(path))
         for score in found.values():
@@ -267,9 +273,9 @@ _AGAIN = "restore it from a copy, or evaluate again with another --output."
 _LINE = "remove the line, and the same evaluation asks its question again."
 
 
-def _require(sealed: object, found: str, where: object, then: str) -> None:
-    """Raise InputError where a checksum was written and is not that of what is there."""
-    if sealed is not None and sealed != found:
+def _require(written: object, found: str, where: object, then: str, *, sealed: bool = False) -> None:
+    """Raise InputError where a checksum was written, as it was if `sealed`, and is not that of what is there."""
+    if (sealed or written is not None) and written != found:
         raise InputError(f"{where} is damaged (its checksum differs): {then}")
 
 

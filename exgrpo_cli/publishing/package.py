@@ -52,9 +52,11 @@ def require_own(folder: Path, paths: Iterable[Path]) -> None:
     """Raise InputError for one of the paths that is there and is a link out of the folder, or no file or folder."""
     whole = folder.resolve()
     for path in paths:
-        if os.path.lexists(path) and not path.resolve().is_relative_to(whole):
+        # `resolve` fails where a link leads to itself.
+        end = Path(os.path.realpath(path))
+        if os.path.lexists(path) and not end.is_relative_to(whole):
             raise InputError(
-                f"{path} is a link to {path.resolve()}, outside {folder}: what is there would be published. Put a copy "
+                f"{path} is a link to {end}, outside {folder}: what is there would be published. Put a copy "
                 "in its place."
             )
         if os.path.lexists(path) and not (path.is_file() or path.is_dir()):

@@ -157,7 +157,7 @@ class RunFolder:
             raise InputError(f"{self.path}: another process is training in it; wait for it or stop it.") from None
         except OSError as error:
             raise InputError(
-                f"{self.path} cannot be written ({error.strerror}): allow it, or go on with a copy of the folder."
+                f"{lock.lock_file} cannot be written ({error.strerror}): allow it, or go on with a copy of the folder."
             ) from error
         try:
             yield

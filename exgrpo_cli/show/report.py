@@ -4,6 +4,7 @@ A run's page tells what it was, how it went, what it replayed, how to repeat it;
 baselines, at equal steps and equal tokens.
 """
 
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -36,7 +37,17 @@ from exgrpo_cli.studies import output
 from exgrpo_cli.studies.claims import claim_outcomes
 from exgrpo_cli.studies.measure import new_fall, read_validations
 from exgrpo_cli.studies.report import compare_runs
-from exgrpo_cli.studies.study import BASELINE, PLAN_FILE, Arm, Study, StudyRun, differing_keys, kept_results, read_plan
+from exgrpo_cli.studies.study import (
+    BASELINE,
+    PLAN_FILE,
+    RESULTS_FOLDER,
+    Arm,
+    Study,
+    StudyRun,
+    differing_keys,
+    kept_results,
+    read_plan,
+)
 from exgrpo_cli.training.step.guards import Guards
 
 WORDS: Shape = dict.fromkeys(("prompt", "answer", "text", "verdict"), str)
@@ -65,7 +76,7 @@ def write_report(folder: Path, path: Path | None = None) -> Path:
     """
     if is_run(folder):
         page, runs = run_page(folder), [folder]
-    elif (folder / PLAN_FILE).is_file() or any(folder.glob("*/seed-*/config.toml")):
+    elif os.path.lexists(folder / PLAN_FILE) or any(folder.glob("*/seed-*/config.toml")):
         page, runs = study_page(folder), sorted(file.parent for file in folder.glob(f"*/seed-*/{CHECKSUMS_FILE}"))
     else:
         raise InputError(f"{folder} is neither a run (no config.toml) nor a study (no ARM/seed-N/config.toml).")
@@ -273,6 +284,13 @@ def read_study(folder: Path) -> tuple[Study, list[tuple[Path, str]]]:
     """
     runs, broken = [], []
     plan = read_plan(folder)
+    if not plan.arms and (folder / RESULTS_FOLDER).is_dir():
+        warnings.warn(
+            f"{folder / PLAN_FILE} is missing: arms are called after their folders, and results of other machines are "
+            "left out. The same `exgrpo ablate` writes it again.",
+            DamageWarning,
+            stacklevel=2,
+        )
     by_folder = {arm.folder_name: arm for arm in plan.arms}
     for path in sorted(folder.glob("*/seed-*/")):
         try:

@@ -3,7 +3,7 @@
 An arm is a method with a few settings of its own, in a regime; the on-policy arm is the baseline.
 """
 
-import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -13,7 +13,7 @@ from typing import Any, get_args
 import msgspec
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import require_place, values_digest, write_json
+from exgrpo_cli.base.files import read_json, require_place, require_shape, values_digest, write_json
 from exgrpo_cli.config.layers import DEFAULT_METHOD
 from exgrpo_cli.config.sections.run import Budget
 from exgrpo_cli.config.settings import Config, Layer, flat
@@ -231,15 +231,16 @@ class StudyPlan:
 def read_plan(folder: Path) -> StudyPlan:
     """The plan as it was kept; no arms where no study was begun there. Raises InputError for a damaged file."""
     path = folder / PLAN_FILE
-    if not path.is_file():
+    if not os.path.lexists(path):
         return StudyPlan()
     try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
-        if plan.pop("checksum") != values_digest(plan):
-            raise ValueError("other values than were written")
-        return msgspec.convert(plan, StudyPlan)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is damaged ({error!r}): remove it, `exgrpo ablate` writes it again.") from error
+        plan = read_json(path)
+        if plan.pop("checksum", None) != values_digest(plan):
+            raise InputError(f"{path} is damaged (other values than were written): restore it from a copy.")
+        require_shape(plan, StudyPlan, str(path))
+    except InputError as error:
+        raise InputError(f"{error} Without a copy remove it: the same `exgrpo ablate` writes it again.") from error
+    return msgspec.convert(plan, StudyPlan)
 
 
 def kept_results(folder: Path, arms: Iterable[Arm]) -> dict[tuple[str, int], RunResult]:

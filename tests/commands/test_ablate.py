@@ -84,8 +84,20 @@ def test_a_claim_whose_results_are_all_there_is_judged_without_a_run(capsys, tmp
     now = read_plan(plan.parent)
     kept = json.loads(plan.read_text())
     plan.write_text(json.dumps({**kept, "equal": "trained"}))
-    with pytest.raises(InputError, match=r"study.json is damaged \(.*other values than were written.*\): remove it"):
+    with pytest.raises(InputError, match=r"study.json is damaged \(.*other values than were written.*\): restore it"):
         read_plan(plan.parent)
+    for content in (b"[" * 100_000, b"", b"[]", json.dumps(kept).encode("utf-16"), None):
+        plan.unlink()
+        plan.write_bytes(content) if content is not None else plan.mkdir()
+        assert run(["report", str(plan.parent)]) == 2
+        err = capsys.readouterr().err
+        assert (
+            f"exgrpo: {plan} is " in err
+            and "Without a copy remove it" in err
+            and err.count("\n") == 1
+            and len(err) < 400
+        )
+    plan.rmdir()
     plan.write_text(json.dumps(kept))
     assert read_plan(plan.parent) == now and now.claims
     (plan.parent / "results" / "strong-grpo-207.result.json").unlink()

@@ -354,6 +354,11 @@ def test_what_cannot_be_published_or_fetched_is_one_line(run, hub, tmp_path, cap
         assert exgrpo(command.split()) == 2
         err = capsys.readouterr().err
         assert text in err and err.count("\n") == 1
+    (tmp_path / "study" / "on-policy").mkdir(parents=True)
+    shutil.copytree(run, tmp_path / "study" / "on-policy" / "seed-0")
+    (tmp_path / "study" / "results.json").symlink_to("results.json")
+    assert exgrpo(["publish", str(tmp_path / "study"), "--to", "me/x"]) == 2
+    assert "study/results.json is neither a file nor a folder" in capsys.readouterr().err
 
 
 def test_a_run_without_evaluation_takes_the_figures_of_evaluate(run, hub, tmp_path, capsys):

@@ -50,7 +50,7 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     unmade = r"file/run cannot be written: .*file is not a writable folder \(Not a directory\)"
     with pytest.raises(InputError, match=unmade):
         RunFolder.create(tmp_path / "file" / "run")
-    refused = pytest.raises(InputError, match=r"file cannot be written \(.*\): allow it, or go on with a copy")
+    refused = pytest.raises(InputError, match=r"file/.lock cannot be written \(.*\): allow it, or go on with a copy")
     with refused, RunFolder(tmp_path / "file").locked():
         pass
     with pytest.raises(InputError, match=r"is not a run folder: it has no config.toml"):

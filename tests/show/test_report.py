@@ -133,6 +133,9 @@ def test_a_study_is_compared_on_its_page(study: Path, capsys: pytest.CaptureFixt
     assert "+0.100" in text
     for name in ("ablation", "differences", "curves", "curves-tokens"):
         assert f'aria-label="{name}"' in text
+    (study / "results").mkdir()
+    assert exgrpo(["report", str(study)]) == 0
+    assert f"{study}/study.json is missing: arms are called after their folders" in capsys.readouterr().err
 
 
 def test_what_is_neither_a_run_nor_a_study_is_one_line(
