@@ -26,9 +26,10 @@ from exgrpo_cli.base.errors import (
 )
 from exgrpo_cli.base.output import PrintableRecord, data_alone, loading_note, tell_warnings
 from exgrpo_cli.commands.ablate import ablate
-from exgrpo_cli.commands.cli import talk
+from exgrpo_cli.commands.cli import talk, template
 from exgrpo_cli.commands.doctor import doctor
 from exgrpo_cli.commands.evaluate import evaluate
+from exgrpo_cli.commands.new import new
 from exgrpo_cli.commands.prepare import prepare
 from exgrpo_cli.commands.presets import presets
 from exgrpo_cli.commands.publish import publish
@@ -67,23 +68,27 @@ app = typer.Typer(
     cls=CommandGroup,
     name="exgrpo",
     help="Train language models by reinforcement learning that replays their own correct reasoning (ExGRPO).",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
 @app.callback(invoke_without_command=True)
-def root(version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True)) -> None:
-    """The options that stand before any command."""
+def root(
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True),
+) -> None:
+    """The options that stand before any command; without one a greeting."""
     if version:
         from exgrpo_cli import __version__
 
         typer.echo(f"exgrpo {__version__}")
         raise typer.Exit()
+    if context.invoked_subcommand is None:
+        typer.echo(template("greeting"), nl=False)
 
 
-for command in (prepare, train, replay_stats, report, publish, sample, evaluate, ablate, doctor, presets):
+for command in (prepare, train, replay_stats, report, publish, sample, evaluate, ablate, doctor, presets, new):
     app.command(command.__name__.replace("_", "-"), cls=Command)(command)
 app.command("eval", cls=Command, hidden=True)(evaluate)
 
@@ -100,10 +105,9 @@ def run(arguments: list[str], commands: typer.Typer = app) -> int:
             code = commands(arguments, prog_name="exgrpo", standalone_mode=False)
         sys.stdout.flush()
     except TyperException as error:
-        # Without arguments the help has been printed, and there is nothing to add.
-        if message := _one_line(_unknown_option(error) or error.format_message()).rstrip("."):
-            end = "" if message.endswith("?") else "."
-            talk(f"exgrpo: {message}{end} See `{_help_line(arguments)}`.")
+        message = _one_line(_unknown_option(error) or error.format_message()).rstrip(".")
+        end = "" if message.endswith("?") else "."
+        talk(f"exgrpo: {message}{end} See `{_help_line(arguments)}`.")
         return error.exit_code
     except ExgrpoError as error:
         return _report(arguments, error, f"exgrpo: {_one_line(str(error))}", error.exit_code)

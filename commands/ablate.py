@@ -107,9 +107,13 @@ def ablate(
 
 
 def _print_runs(study: "Study", to_go: str) -> None:
+    from exgrpo_cli.studies.claims import claim_of
+
     plan = study.describe()
     against = f", against {plan['baseline']}" if plan["baseline"] else ""
     cli.talk(f"study {plan['name']} in {plan['folder']}{against}:\n{to_go}")
+    for name, stated in study.claims.items():
+        cli.talk(str(claim_of(name, stated)))
     for run in plan["runs"]:
         cli.write_data(f"{run['arm']}\tseed {run['seed']}\t{run['steps']} steps\t{run['state']}\t{run['folder']}")
 
@@ -122,4 +126,5 @@ def _print_report(study: "Study", report: "Numbers") -> None:
         cli.talk(f"warning: {warning}")
     for table in report_tables(study, report):
         print_table(table)
-    cli.write_data(f"report, figures and runs in {study.folder}")
+    more = f"{study.folder / 'report.html'} (open it in a browser) has all endpoints, figures and what each arm spent"
+    cli.write_text(f"{more}; a result of one run: exgrpo replay-stats {study.runs[0].folder}")

@@ -11,12 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hin
 import typer
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.output import data_stream, printable, say
+from exgrpo_cli.base.output import data_stream, printable, say, wrapped
 
 if TYPE_CHECKING:
     from exgrpo_cli.presets import PresetKind
 
 R = TypeVar("R")
+
+
+def template(name: str) -> str:
+    """The text of a file in presets/templates/."""
+    from importlib.resources import files
+
+    return (files("exgrpo_cli.presets") / "templates" / f"{name}.txt").read_text(encoding="utf-8")
 
 
 def presets_of(*kinds: "PresetKind", others: tuple[str, ...] = ()) -> Callable[[str], list[str]]:
@@ -168,6 +175,11 @@ def print_json(value: Any) -> None:
 def write_data(text: str, *, end: str = "\n") -> None:
     """Write text to stdout."""
     typer.echo(printable(text) + end, file=data_stream(), nl=False)
+
+
+def write_text(text: str) -> None:
+    """Write text for people to stdout, wrapped between words on a terminal."""
+    write_data(wrapped(text, data_stream()))
 
 
 def talk(text: str, *, quiet: bool = False) -> None:

@@ -1,13 +1,14 @@
 """`exgrpo doctor`: what this machine can run."""
 
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.commands.cli import DebugOption, JsonOption, option, print_json, talk
+from exgrpo_cli.commands.cli import DebugOption, JsonOption, option, print_json, talk, template
 from exgrpo_cli.commands.train import TrainOptions, train
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def doctor(
       exgrpo doctor --json
       exgrpo doctor --smoke --backbone qwen-math-1.5b
     """
+    from exgrpo_cli.base.reporter import make_reporter
     from exgrpo_cli.machine.doctor import examine
 
     if backbone is not None and not smoke:
@@ -44,7 +46,9 @@ def doctor(
 
         build_config(backbone=backbone)
     talk("exgrpo: trying what is installed, which takes a while")
-    report = examine(Path.cwd())
+    with closing(make_reporter(quiet=False)) as reporter:
+        reporter.phase("importing each package in a process of its own")
+        report = examine(Path.cwd())
     if json and (report["problems"] or not smoke):
         print_json(report)
     elif not json:
@@ -77,6 +81,8 @@ def _print_report(report: Mapping[str, Any]) -> None:
             console.print(f"{kind}: {text}", soft_wrap=True)
     verdict = "would not work: see the problems above" if report["problems"] else "works here"
     console.print(f"exgrpo train with its defaults {verdict}.", soft_wrap=True)
+    if not report["problems"]:
+        console.print("\n" + template("greeting").split("\n\n")[1], soft_wrap=True)
 
 
 def _table(name: str, rows: list[tuple[str, str, str]]) -> "Table":

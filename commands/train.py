@@ -1,10 +1,10 @@
 """`exgrpo train`: train a backbone."""
 
 import os
+import shlex
 import sys
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -121,7 +121,10 @@ def train(
     from exgrpo_cli.ranks import Ranks
 
     ranks = Ranks.of_environment()
-    with ranks.together():
+    silent = speech.quiet or dry_run or not speaks
+    with ranks.together(), closing(make_reporter(quiet=silent)) as reporter:
+        # What is imported here, and what the hub is asked for, takes its time.
+        reporter.phase("getting ready")
         config, plan = settle(start.config, survey_machine(), ranks, fetch=not dry_run)
         if dry_run or check:
             # Questions are not what a check measures, but one that is well says that the run can start.
@@ -134,22 +137,23 @@ def train(
             cli.talk("\n".join(plan.lines()), quiet=speech.quiet or not speaks)
         require_runnable(plan)
         if config.run.nproc > 1 and not ranks.launched:
+            reporter.close()
             # Not typer.Exit: the ranks have said what there is to say.
             others = [] if options.time_limit is None else ["--time-limit", options.time_limit]
             others += ["--check"] if check else []
             sys.exit(core.train_in_ranks(start, config, [*speech.flags(), *others]))
-        with closing(make_reporter(quiet=speech.quiet or not speaks)) as reporter:
-            if check:
-                from exgrpo_cli.training.check import check_run, report_lines
+        if check:
+            from exgrpo_cli.training.check import check_run, report_lines
 
-                report = check_run(plan, reporter=reporter, ranks=ranks)
-            else:
-                from exgrpo_cli.training.run import train as train_run
+            report = check_run(plan, reporter=reporter, ranks=ranks)
+        else:
+            from exgrpo_cli.training.run import train as train_run
 
-                summary = train_run(
-                    config, start.folder, resume=start.resume, reporter=reporter, ranks=ranks, time_limit=time_limit,
-                    plan=plan,
-                )  # fmt: skip
+            summary = train_run(
+                config, start.folder, resume=start.resume, reporter=reporter, ranks=ranks, time_limit=time_limit,
+                plan=plan,
+            )  # fmt: skip
+        reporter.close()
         if check:
             if speaks:
                 cli.print_json(report) if speech.json else cli.write_data("\n".join(report_lines(report)))
@@ -178,7 +182,7 @@ def _launch(start: "RunStart", options: TrainOptions, speech: cli.Speech, *, dry
     with closing(make_reporter(quiet=speech.quiet)) as reporter:
         launch_run(study, settings, reporter=reporter)
     summary = read_json(start.folder / "summary.json", {"steps": int})
-    cli.print_json(summary) if speech.json else _print_result(summary, start.folder)
+    _end(start, summary, speech)
 
 
 def _print_plan(start: "RunStart", plan: "Plan", json: bool, *, speaks: bool) -> None:
@@ -197,31 +201,52 @@ def _print_plan(start: "RunStart", plan: "Plan", json: bool, *, speaks: bool) ->
 
 def _end(start: "RunStart", summary: dict[str, Any], speech: cli.Speech) -> None:
     if start.config.run.plots:
-        write_page(start.folder, quiet=speech.quiet)
-    cli.print_json(summary) if speech.json else _print_result(summary, start.folder)
+        write_page(start.folder, quiet=True)
+    if speech.json:
+        cli.print_json(summary)
+        return
+    _print_result(summary, start)
+    cli.talk("\n".join(["", "Go on with:", *_next_commands(start)]), quiet=speech.quiet)
 
 
-def _print_result(summary: dict[str, Any], run_folder: Path) -> None:
-    """The short table a run ends with."""
-    from rich.table import Table
+def _print_result(summary: dict[str, Any], start: "RunStart") -> None:
+    """The end of a run for people: what was learnt, what it took, and where it lies."""
+    from exgrpo_cli.runs.result import how_asked, learnt, measures
 
-    from exgrpo_cli.base.reporter import print_table
-    from exgrpo_cli.runs.result import remarks
+    tokens, replay, heldout, folder = summary["tokens"], summary["replay"], summary["heldout"], start.folder
+    scores = {when: measures(heldout[when]) for when in ("before", "after") if heldout[when]}
+    if scores:
+        how = how_asked(heldout["after"] or heldout["before"], heldout["set"], start.config.validation.temperature)
+        cli.write_text(f"{learnt(heldout)}; {how}\n")
+        table = [("", *(f"{when} training" for when in scores))]
+        for name in {**scores.get("before", {}), **scores.get("after", {})}:
+            table.append((name, *(found.get(name, ("",))[0] for found in scores.values())))
+        cli.write_data("\n".join("  ".join(f"{cell:<20}" for cell in row).rstrip() for row in table))
+    spent = f"{tokens['generated']:,} tokens generated, {tokens['trained']:,} trained on"
+    memory = f"{summary['peak_memory_bytes'] / 2**30:.2f} GiB of memory at most"
+    cli.write_text(f"\n{summary['steps']} steps in {summary['wall_seconds']['total']:.0f} s: {spent}, {memory}")
+    if replay["used"] or replay["trajectories"]:
+        stored = f"{replay['trajectories']:,} are stored now, {replay['retired']:,} questions are retired"
+        cli.write_text(f"{replay['used']:,} stored rollouts were replayed; {stored}")
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    there = [name for name in ("report.html", "model", "plots", "checkpoints") if (folder / name).exists()]
+    page = "; open its page report.html in a browser" if "report.html" in there else ""
+    cli.write_text(f"It all lies in {folder} ({size / 2**20:,.1f} MiB): {', '.join(there)}{page}")
 
-    tokens, replay, heldout = summary["tokens"], summary["replay"], summary["heldout"]
-    table = Table("", "", "", box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.columns[1].justify = "right"
-    for when in ("before", "after"):
-        if score := heldout[when]:
-            interval = f"[{score['low']:.3f}, {score['high']:.3f}], {score['questions']} questions of {heldout['set']}"
-            interval += remarks(score)
-            table.add_row(f"held-out pass@1 {when}", f"{score['pass_at_1']:.3f}", interval)
-    table.add_row("steps", str(summary["steps"]), f"{summary['wall_seconds']['total']:.0f} s")
-    table.add_row("tokens generated", f"{tokens['generated']:,}", f"{tokens['trained']:,} trained on")
-    table.add_row("peak memory", f"{summary['peak_memory_bytes'] / 2**30:.2f} GiB", "")
-    buffered = f"{replay['trajectories']:,} trajectories, {replay['retired']:,} questions retired"
-    table.add_row("replayed", f"{replay['used']:,}", buffered)
-    print_table(table)
-    plots = run_folder / "plots"
-    made = f"plots in {plots}, " if any(plots.glob("*")) else ""
-    cli.write_data(f"{made}model in {run_folder / 'model'}")
+
+def _next_commands(start: "RunStart") -> list[str]:
+    """Three lines to go on with: ask the model, look at what was replayed, and compare with another method."""
+    from exgrpo_cli.base.files import read_json_lines
+    from exgrpo_cli.presets import preset_names
+
+    config, run, steps = start.config, shlex.quote(str(start.folder)), start.config.run.steps
+    last = max(start.folder.glob("samples/*.jsonl"), default=None)
+    asked = min((" ".join(line["prompt"].split()) for line in read_json_lines(last)), key=len) if last else "1+1=?"
+    look = f"look into its buffer  exgrpo replay-stats {run}"
+    more = f"train on              exgrpo train --resume --output {run} --steps {2 * steps}"
+    if config.backbone.name in preset_names("backbones") and config.run.method in preset_names("methods"):
+        methods = ",".join(dict.fromkeys(("grpo", config.run.method, "exgrpo")))
+        more = (
+            f"compare methods       exgrpo ablate --methods {methods} --backbone {config.backbone.name} --steps {steps}"
+        )
+    return [f"  ask the model         exgrpo sample {run} {shlex.quote(asked)}", f"  {look}", f"  {more}"]

@@ -8,8 +8,10 @@ import _thread
 import logging
 import os
 import re
+import shutil
 import signal
 import sys
+import textwrap
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -39,9 +41,28 @@ def in_markdown(text: str) -> str:
     return line.replace("](", "]&#40;").replace("`", "&#96;").replace("|", "&#124;")
 
 
+def wrapped(text: str, stream: Any) -> str:
+    """The text with its lines wrapped between words where `stream` is a terminal, elsewhere as it is.
+
+    A command that ends a line which is too long stands on one of its own, and indented lines stay whole: both can be
+    copied.
+    """
+    if not stream.isatty():
+        return text
+    width, lines = shutil.get_terminal_size().columns, []
+    for line in text.split("\n"):
+        said, colon, command = line.partition(": exgrpo ")
+        if len(line) <= width or line.startswith("  "):
+            lines.append(line)
+        else:
+            lines += textwrap.wrap(said + colon[:1], width, break_long_words=False, break_on_hyphens=False)
+            lines += [f"  exgrpo {command}"] if command else []
+    return "\n".join(lines)
+
+
 def say(text: str) -> None:
     """Write a line for people to stderr."""
-    sys.stderr.write(f"{printable(text)}\n")
+    sys.stderr.write(f"{wrapped(printable(text), sys.stderr)}\n")
     sys.stderr.flush()
 
 

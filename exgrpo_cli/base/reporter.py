@@ -11,46 +11,34 @@ from contextlib import contextmanager
 from copy import copy
 from typing import Any
 
-from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from exgrpo_cli.base.output import data_stream, printable
 
-_FIGURES = {
-    "phase": ("phase", "{}"),
-    "pass@1": ("batch/pass_at_1", "{:.3f}"),
-    "reward": ("reward/mean", "{:.3f}"),
-    "replayed pass@1": ("replay/pass_at_1", "{:.3f}"),
-    "entropy": ("policy/entropy", "{:.3f}"),
-    "buffered": ("replay/questions", "{}"),
-    "trajectories": ("replay/trajectories", "{}"),
-    "retired": ("replay/retired", "{}"),
-    "length": ("length/mean", "{:.0f}"),
-    "s/step": ("time/step", "{:.2f}"),
-}
-"""Name of a figure of a step, its key in the journal and how it is written."""
 _MEANINGS = {
-    "phase": "mixed steps replay stored responses, on-policy ones do not",
-    "pass@1": "share of fresh responses that are right",
-    "buffered": "questions with stored right responses, each in the bucket k of how many were right at its last visit",
-    "retired": "questions that every response solved",
+    "pass@1": "share of answers that are correct",
+    "phase": "on-policy steps train on new rollouts (sampled answers) alone, mixed ones on stored ones as well",
+    "buffer": "correct rollouts of earlier steps, their questions in buckets by how many were correct at the last "
+    "visit; once all are, a question is retired: asked no more",
+    "entropy": "how undecided the model is about each next token; near 0 it always says the same",
 }
 """Terms that are said in words before the first step."""
-_BRIEF = ("pass@1", "reward", "entropy", "buffered", "retired")
-"""Figures of a plain line."""
+_BRIEF = {
+    "pass@1": ("batch/pass_at_1", "{:.3f}"),
+    "entropy": ("policy/entropy", "{:.3f}"),
+    "buffer": ("replay/questions", "{} questions"),
+    "retired": ("replay/retired", "{}"),
+}
+"""Name of a figure of a plain line, its key in the journal and how it is written."""
+_MOST_SHOWN = 240
+"""Characters of the beginning, and of the end, that are shown of a long answer."""
+_LEAST_SHOWN = 2.0
+"""Seconds that a phase of a step lasts before the terminal names it: shorter ones would flicker."""
 
 
 class PrintableConsole(Console):
@@ -69,11 +57,34 @@ class PrintableConsole(Console):
 class Reporter:
     """Hears what happens and decides what is shown; by itself it shows nothing."""
 
+    group_size = 0
+    """Rollouts of a question, once a run says how many."""
+    heldout = ""
+    """The newest held-out score in words, for the view of a step."""
+    _explained: frozenset[str] = frozenset()
+
     def note(self, text: str) -> None:
         """Show one line that stays."""
 
+    def rows(self, rows: Mapping[str, str | tuple[str, str]]) -> None:
+        """Show texts that stay, below one another, each behind its name; of a pair the second one, the meaning of the
+        name, the first time alone."""
+        texts = {}
+        for name, text in rows.items():
+            value, meaning = (text, "") if isinstance(text, str) else text
+            texts[name] = f"{value} ({meaning})" if meaning and name not in self._explained else value
+            self._explained |= {name}
+        self._show_rows(texts)
+
+    def _show_rows(self, rows: Mapping[str, str]) -> None:
+        for name, text in rows.items():
+            self.note(f"  {name}: {text}")
+
     def progress(self, done: int, total: int, what: str) -> None:
         """Show work outside the training steps: building the backbone, validation."""
+
+    def phase(self, what: str, done: int = 0, total: int = 0) -> None:
+        """Show what is under way, and how much of it is done where that is counted; nothing for an empty `what`."""
 
     def step(self, line: Mapping[str, Any], total: int) -> None:
         """Show a training step by its journal line; `total` is the run's budget of steps, tokens or seconds."""
@@ -84,17 +95,15 @@ class Reporter:
     @contextmanager
     def showing(self, what: str) -> Iterator[None]:
         """Work whose end alone is known: loading a model, starting an engine."""
-        self.progress(0, 1, what)
+        self.phase(what)
         yield
-        self.progress(1, 1, what)
-
-    explained = False
+        self.phase("")
 
     def _explain(self, line: Mapping[str, Any]) -> None:
         """Say once, before the first step, what its terms mean."""
-        if not self.explained:
-            self.note("; ".join(f"{name}: {_MEANINGS[name]}" for name in _figures(line) if name in _MEANINGS))
-        self.explained = True
+        terms = _MEANINGS if "replay/questions" in line else ("pass@1", "entropy")
+        if new := {name: _MEANINGS[name] for name in terms if name not in self._explained}:
+            self.rows(new)
 
 
 class SilentReporter(Reporter):
@@ -126,16 +135,22 @@ class PlainReporter(Reporter):
         """See `Reporter.progress`."""
         self._note_now_and_then(f"{what}: {done}/{total}", what, done, total)
 
+    @contextmanager
+    def showing(self, what: str) -> Iterator[None]:
+        """See `Reporter.showing`; a line at the beginning, none for what a step does."""
+        self.note(what)
+        yield
+
     def step(self, line: Mapping[str, Any], total: int) -> None:
         """See `Reporter.step`."""
         self._explain(line)
         budget = f" ({spent(line):,}/{total:,})" if "budget/spent" in line else f"/{total}"
-        brief = [f"{name} {shown}" for name, shown in _figures(line).items() if name in _BRIEF]
+        brief = [f"{name} {form.format(line[key])}" for name, (key, form) in _BRIEF.items() if key in line]
         text = "  ".join([f"step {line['step']}{budget}", line["phase"], *brief])
         self._note_now_and_then(text, "step", spent(line), total)
 
     def _note_now_and_then(self, text: str, what: str, done: int, total: int) -> None:
-        """Show a line of some work, with the seconds left, unless another one has been shown just now."""
+        """Show a line of some work, with the time left, unless another one has been shown just now."""
         now = time.monotonic()
         shown_at, shown = self._shown.get(what, (-math.inf, -1))
         if done == shown or (done < total and now - shown_at < self._interval):
@@ -143,7 +158,7 @@ class PlainReporter(Reporter):
         self._shown[what] = now, done
         began, first = self._started.setdefault(what, (now, done))
         if first < done < total:
-            text += f", {(now - began) / (done - first) * (total - done):.0f} s left"
+            text += f", {_clock((now - began) / (done - first) * (total - done))} left"
         self.note(text)
 
 
@@ -152,67 +167,130 @@ def spent(line: Mapping[str, Any]) -> int:
     return int(line.get("budget/spent", line["step"]))
 
 
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+
+
+class _Counted(ProgressColumn):
+    """Amount done, time since the work began, and time left: by all of it, however slow."""
+
+    def render(self, task: Task) -> Text:
+        first, elapsed = int(task.fields["first"]), task.elapsed or 0.0
+        if task.total is None:
+            return Text(_clock(elapsed), "dim")
+        left = elapsed / (task.completed - first) * (task.total - task.completed) if task.completed > first else 0.0
+        text = Text(f"{task.completed:,.0f} of {task.total:,.0f}  ").append(_clock(elapsed), "dim")
+        return text.append(f", {_clock(left)} left", "dim") if left else text
+
+
 class LiveReporter(Reporter):
-    """Progress with remaining time above the figures of the step."""
+    """Bars of what is under way, each with the time left, above the figures of the step."""
 
     def __init__(self, console: Console) -> None:
-        columns = (BarColumn(bar_width=32), MofNCompleteColumn(), TimeElapsedColumn(), "left", TimeRemainingColumn())
         named = TextColumn("{task.description}", markup=False)
-        self._progress = Progress(named, *columns, console=console)
+        self._progress = Progress(named, BarColumn(bar_width=24), _Counted(), console=console)
         self._tasks: dict[str, Task] = {}
-        self._live = Live(self._progress, console=console, refresh_per_second=4)
+        self._phase = self._progress.add_task("", total=None, first=0)
+        self._figures: RenderableType = ""
+        self._live = Live(console=console, refresh_per_second=8, get_renderable=self._view)
         self._live.start()
 
     def note(self, text: str) -> None:
-        """See `Reporter.note`."""
-        self._live.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        """See `Reporter.note`; wrapped between words."""
+        self._live.console.print(Text(printable(text)), highlight=False)
+
+    def _show_rows(self, rows: Mapping[str, str]) -> None:
+        self._live.console.print(as_rows(rows), "")
 
     def progress(self, done: int, total: int, what: str) -> None:
         """See `Reporter.progress`."""
-        before = self._advance(what, 0, done, total)
+        self._advance(what, done, done, total)
         self._progress.update(self._tasks[what].id, visible=done < total)
-        # What is done may be reported as such many times.
-        if before < total <= done:
-            self.note(f"{what}: done")
+
+    def phase(self, what: str, done: int = 0, total: int = 0) -> None:
+        """See `Reporter.phase`; shown once it has lasted a moment."""
+        task = self._progress.tasks[0]
+        if what != task.description:
+            self._progress.reset(self._phase, description=what)
+        _set(task, done, total)
 
     def step(self, line: Mapping[str, Any], total: int) -> None:
         """See `Reporter.step`."""
         self._explain(line)
-        self._advance("training", spent(line) - 1, spent(line), total)
-        self._live.update(Group(self._progress, *step_view(line)))
+        what = "training" if "budget/spent" in line else "training steps"
+        self._advance(what, spent(line) - 1, spent(line), total)
+        self._figures = as_rows(step_view(line, self.group_size, self.heldout))
+        self.phase("")
 
     def close(self) -> None:
         """See `Reporter.close`."""
+        self.phase("")
         self._live.stop()
 
-    def _advance(self, what: str, first: int, done: int, total: int) -> float:
-        """Set the bar of some work; returns where it was, which is at `first` when it is new."""
+    def _advance(self, what: str, first: int, done: int, total: int) -> None:
+        """Set the bar of some work, which began at `first` when it is new; it swings until something is done."""
         if what not in self._tasks:
-            self._progress.add_task(what, total=total, completed=first)
+            self._progress.add_task(what, total=None, first=first)
             self._tasks[what] = self._progress.tasks[-1]
-        before = self._tasks[what].completed
-        self._progress.update(self._tasks[what].id, completed=done, total=total)
-        return before
+        _set(self._tasks[what], done, total)
+
+    def _view(self) -> RenderableType:
+        task = self._progress.tasks[0]
+        shows = bool(task.description) and (task.elapsed or 0.0) > _LEAST_SHOWN
+        self._progress.update(self._phase, visible=shows)
+        return Group(self._progress, self._figures) if self._figures else self._progress
 
 
-def step_view(line: Mapping[str, Any]) -> tuple[Columns, Text]:
-    """The figures of a step that a person watches, and bucket occupancy as one row of bars.
-
-    Each bucket has k, a bar scaled to the fullest one, and its number of questions.
-    """
-    figures = [Text.assemble((f"{name} ", "dim"), shown) for name, shown in _figures(line).items()]
-    prefix = "replay/bucket/"
-    buckets = {int(key.removeprefix(prefix)): line[key] for key in line if key.startswith(prefix)}
-    fullest = max(buckets.values(), default=0)
-    bars = Text("buckets  " if fullest else "buckets: empty", style="dim")
-    for k in sorted(buckets) if fullest else ():
-        bar = "▁▂▃▄▅▆▇█"[round(7 * buckets[k] / fullest)] if buckets[k] else " "
-        bars.append(f"k={k} ", style="dim").append(bar, style="cyan").append(f" {buckets[k]}  ")
-    return Columns(figures, padding=(0, 2)), bars
+def _set(task: Task, done: int, total: int) -> None:
+    """Set a bar, which swings until something is done."""
+    task.completed, task.total = done, total if done > task.fields["first"] else None
 
 
-def _figures(line: Mapping[str, Any]) -> dict[str, str]:
-    return {name: form.format(line[key]) for name, (key, form) in _FIGURES.items() if key in line}
+def as_rows(rows: Mapping[str, str]) -> Table:
+    """Texts below one another, each behind its name, wrapped between words."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in rows.items():
+        shown = Text(printable(text))
+        for style, marked in {"green": r"\(correct\)$", "red": r"\([^()]* is correct\)$", "cyan": "[▁-█]"}.items():
+            shown.highlight_regex(marked, style)
+        table.add_row(f"  {name}", shown)
+    return table
+
+
+def answer_rows(prompt: str, gold: str, text: str, verdict: str) -> dict[str, str]:
+    """A question, an answer of the model and its verdict for people, long ones without their middle."""
+    question, answer = (" ".join(each.split()) for each in (prompt, text))
+    if len(answer) > 2 * _MOST_SHOWN:
+        answer = f"{answer[:_MOST_SHOWN]} ... {answer[-_MOST_SHOWN:]}"
+    said = f"{verdict}, {gold} is correct" if gold and verdict != "correct" else verdict
+    return {"question": question[-2 * _MOST_SHOWN :], "answer": f"{answer} ({said})"}
+
+
+def step_view(line: Mapping[str, Any], group_size: int, heldout: str) -> dict[str, str]:
+    """The figures of a step that a person watches, by name, and the buckets as a row of bars, each scaled to the
+    fullest one. `heldout` is the newest held-out score in words, or empty."""
+
+    def written(forms: Mapping[str, str]) -> str:
+        return ", ".join(form.format(line[key]) for key, form in forms.items() if key in line)
+
+    own = written({"batch/pass_at_1": "{:.3f} on new questions", "replay/pass_at_1": "{:.3f} on replayed questions"})
+    rows = {"pass@1": f"held-out {heldout}; " * bool(heldout) + f"this step {own}"}
+    if "replay/questions" in line:
+        used = line.get("replay/used", 0)
+        stored = f"{used} stored rollouts are trained on, beside the new ones" if used else "new rollouts alone"
+        rows["phase"] = f"{line['phase']}: {stored}"
+        counts = [line[f"replay/{name}"] for name in ("questions", "trajectories", "retired")]
+        rows["buffer"] = "{:,} questions with {:,} correct rollouts; {:,} questions retired".format(*counts)
+        if counts[0]:
+            held = {k: line.get(f"replay/bucket/{k}", 0) for k in range(1, group_size)}
+            most = max(held.values(), default=0) or 1
+            bars = [f"{k} {'▁▂▃▄▅▆▇█'[round(7 * n / most)] if n else '-'} {n}" for k, n in held.items()]
+            rows["buckets"] = f"correct of {group_size}:  {'   '.join(bars)}"
+    lengths = {"length/mean": "{:.0f} tokens long", "policy/entropy": "entropy {:.3f}", "time/step": "{:.2f} s a step"}
+    return rows | {"rollouts": written(lengths)}
 
 
 _PIPE_WIDTH = 120

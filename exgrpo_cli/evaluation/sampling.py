@@ -4,6 +4,7 @@ An evaluation needs text, whoever sampled it: a Generator in this process or a s
 are still being sampled; a question is handed over as soon as its last verdict is in.
 """
 
+import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -209,17 +210,21 @@ def sample_and_grade(
     samples: int,
     seed: int,
     on_record: Callable[[QuestionRecord], None] = lambda record: None,
+    on_sampled: Callable[[int], None] = lambda done: None,
 ) -> Evaluation:
     """Ask every question for `samples` responses and grade them.
 
-    `on_record` gets each question's finished record once, in the order in which questions finish.
+    `on_record` gets each question's finished record once, in the order in which questions finish; `on_sampled` the
+    number of responses so far, as each one ends.
     """
     requests = [(record.question.id, sample_seeds(seed, record.question.id, samples)) for record in questions]
     graded: list[dict[int, tuple[Response, Future[Verdict]]]] = [{} for _ in questions]
     sampled: list[int] = []
+    num_sampled = itertools.count(1)
     finished: dict[int, QuestionRecord] = {}
 
     def take(index: int, member: int, response: Response) -> None:
+        on_sampled(next(num_sampled))
         # A finished response goes to the grader at once.
         item = questions[index].grading_item(response.text, response.stop_reason, answer_format)
         graded[index][member] = (response, pool.submit(item))

@@ -7,13 +7,14 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exgrpo_cli.base.errors import InputError, Interrupted
 from exgrpo_cli.base.files import write_text
-from exgrpo_cli.base.reporter import make_reporter
+from exgrpo_cli.base.reporter import Reporter, make_reporter
 from exgrpo_cli.base.types import SamplingParams
 from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.evaluation.benchmarks import (
@@ -27,7 +28,7 @@ from exgrpo_cli.evaluation.comparison import ResultTable, markdown
 from exgrpo_cli.evaluation.exchange import checked_address
 from exgrpo_cli.evaluation.models import ModelChoice, choose_model
 from exgrpo_cli.evaluation.results import ResultsFolder, Stamp, environment, grader_version, rescore, score_folder
-from exgrpo_cli.evaluation.sampling import Prepared, QuestionRecord, open_pool, sample_and_grade
+from exgrpo_cli.evaluation.sampling import Prepared, open_pool, sample_and_grade
 from exgrpo_cli.evaluation.server import Endpoint, throttled
 from exgrpo_cli.questions.choices import options_of
 from exgrpo_cli.questions.files import stem_of
@@ -156,13 +157,12 @@ def evaluate(plan: EvaluationPlan, note: Callable[[str], None], *, quiet: bool) 
     Raises InputError before work starts, RunError when it stops under way, Interrupted after Ctrl-C; finished questions
     are kept in each case.
     """
-    asker = _open_asker(plan, note)
-    try:
-        # All of them first: a benchmark that cannot be had must not be found out about hours later.
-        sessions = [_prepare(plan.request, benchmark, asker, note) for benchmark in plan.benchmarks]
-        results = {session.benchmark.name: _run(plan, session, quiet=quiet) for session in sessions}
-    finally:
-        asker.close()
+    with closing(make_reporter(quiet=quiet)) as reporter:
+        reporter.phase(f"preparing {', '.join(plan.folders)} and {plan.model}")
+        with closing(_open_asker(plan, note)) as asker:
+            # All of them first: a benchmark that cannot be had must not be found out about hours later.
+            sessions = [_prepare(plan.request, benchmark, asker, note) for benchmark in plan.benchmarks]
+            results = {session.benchmark.name: _run(plan, session, reporter) for session in sessions}
     return _report(plan.model, results, plan.summary_folder)
 
 
@@ -233,28 +233,23 @@ def _prepare(request: EvaluationRequest, benchmark: Benchmark, asker: "Asker", n
     return Session(benchmark, prepared, stamp)
 
 
-def _run(plan: EvaluationPlan, session: Session, *, quiet: bool) -> dict[str, Any]:
+def _run(plan: EvaluationPlan, session: Session, reporter: Reporter) -> dict[str, Any]:
     """Ask what the folder does not hold yet, each finished question on disk at once, and score it."""
     (benchmark, prepared, stamp), records = session, session.prepared.records
     name, protocol, total = benchmark.name, benchmark.protocol, len(records)
     folder = ResultsFolder.create(plan.folders[name], stamp, records)
     with folder, open_pool(protocol.grader) as pool:
-        reporter, finished = make_reporter(quiet=quiet), folder.records()
+        finished = folder.records()
         left = [record for record in records if record.question.id not in finished]
         done = total - len(left)
-
-        def keep(record: QuestionRecord) -> None:
-            nonlocal done
-            folder.append([record])
-            done += 1
-            reporter.progress(done, total, name)
-
         try:
             if 0 < done < total:
                 reporter.note(f"{name}: going on after {done} of {total} questions")
             if left:
-                reporter.progress(done, total, name)
-                respond, began = prepared.open(), time.monotonic()
+                with reporter.showing(f"loading {plan.model}"):
+                    respond = prepared.open()
+                began, whole = time.monotonic(), len(left) * protocol.samples
+                reporter.progress(0, whole, name)
                 evaluation = sample_and_grade(
                     left,
                     respond,
@@ -265,7 +260,8 @@ def _run(plan: EvaluationPlan, session: Session, *, quiet: bool) -> dict[str, An
                     ),
                     samples=protocol.samples,
                     seed=plan.request.seed,
-                    on_record=keep,
+                    on_record=lambda record: folder.append([record]),
+                    on_sampled=lambda sampled: reporter.progress(sampled, whole, name),
                 )
                 tokens = sum(sample.num_tokens for sample in evaluation.all_samples)
                 reporter.note(f"{name}: {tokens / (time.monotonic() - began):,.0f} tokens/s")
@@ -274,8 +270,7 @@ def _run(plan: EvaluationPlan, session: Session, *, quiet: bool) -> dict[str, An
                 f"stopped; {len(folder.records())} of {total} questions of {name} are kept in {folder.path}: "
                 "the same command goes on."
             ) from None
-        finally:
-            reporter.close()
+        reporter.phase(f"{name}: scoring")
         return score_folder(folder, pool, plan.request.second_graders)
 
 

@@ -273,12 +273,41 @@ def read_summary(path: Path) -> dict[str, Any]:
     return summary
 
 
-def remarks(score: Mapping[str, Any]) -> str:
-    """Behind `; ` each, what a reader of a score must know: coverage, right steps, a constant answer, other graders."""
-    found = []
+def measures(score: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """The measures of a held-out score by name, for people, each with its meaning; 95 % intervals in brackets."""
+    value = f"{score['pass_at_1']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
+    found = {"pass@1": (value, "share of answers that are correct, in brackets its 95 % interval")}
     if (k := max(map(int, score.get("pass_at_k", {})), default=1)) > 1:
         at_k = score["pass_at_k"][str(k)]
-        found.append(f"pass@{k} {at_k['value']:.3f} [{at_k['low']:.3f}, {at_k['high']:.3f}]")
+        value = f"{at_k['value']:.3f} [{at_k['low']:.3f}, {at_k['high']:.3f}]"
+        found[f"pass@{k}"] = value, f"questions with a correct answer among {k}"
+    if "valid_pass_at_1" in score:
+        found["valid pass@1"] = f"{score['valid_pass_at_1']:.3f}", "answers whose working is correct as well"
+    for name, second in score.get("second_graders", {}).items():
+        if apart := second["disagreements"]:
+            found[f"by {name}"] = f"{second['pass_at_1']:.3f}", f"pass@1 by a second grader, which differs on {apart}"
+    return found
+
+
+def learnt(heldout: Mapping[str, Any]) -> str:
+    """One sentence on the held-out pass@1 of a run, before and after where it has both."""
+    before, after = heldout["before"], heldout["after"]
+    if not before or not after:
+        return f"held-out pass@1 {'after' if after else 'before'} training {(after or before)['pass_at_1']:.3f}"
+    rose, fell = after["low"] > before["high"], after["high"] < before["low"]
+    chance = "" if rose or fell else ", which may be chance (the 95 % intervals overlap)"
+    verb = "rose" if rose else "fell" if fell else "went"
+    return f"held-out pass@1 {verb} from {before['pass_at_1']:.3f} to {after['pass_at_1']:.3f}{chance}"
+
+
+def how_asked(score: Mapping[str, Any], name: str, temperature: float) -> str:
+    """Questions behind a held-out score, of the set `name`, and their sampling."""
+    return f"{score['questions']} questions of {name}, {score['samples']} answers each at temperature {temperature:g}"
+
+
+def remarks(score: Mapping[str, Any]) -> str:
+    """Behind `; ` each, what a reader of a score must know: coverage, right steps, a constant answer, other graders."""
+    found = [f"{name} {value}" for name, (value, _) in list(measures(score).items())[1:] if name.startswith("pass@")]
     if "valid_pass_at_1" in score:
         found.append(f"{score['valid_pass_at_1']:.3f} right in every step of the working, not in the answer alone")
     constant = score.get("constant_answer", {"pass_at_1": 0.0})

@@ -123,6 +123,11 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         count = max(SEEDS_FOR_A_VERDICT, *(contrast.seeds for contrast in self.contrasts))
         return tuple(range(self.terms.first_seed, self.terms.first_seed + count))
 
+    def __str__(self) -> str:
+        """The claim in one sentence, and the reason for its number of seeds."""
+        states = f"{self.name} states: {self.about.title} ({'; '.join(map(str, self.contrasts))})"
+        return f"{states}. {len(self.seeds)} seeds tell twice that effect from none in 80 of 100 studies; 8 at least"
+
     @property
     def arms(self) -> dict[str, Arm]:
         """The arms by their names in the claim, each control before what it is compared with."""

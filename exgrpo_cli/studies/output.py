@@ -61,12 +61,11 @@ def report_study(study: Study) -> Numbers:
 
 
 def report_tables(study: Study, report: Numbers) -> list[Table]:
-    """The tables of a terminal: scores, other endpoints, and verdicts where the study is of claims."""
-    tables = [
-        rich_table(score_rows(report), f"{study.name}: {TITLE}"),
-        rich_table(endpoint_rows(report), "other endpoints, difference from the baseline in brackets"),
-    ]
-    return [*tables, *([rich_table(claim_rows(report["claims"].values()), "claims")] if study.claims else [])]
+    """The tables of a terminal: scores, and verdicts where the study is of claims."""
+    # Differences of pass@k, times and other endpoints are in the report.
+    scores = [[*row[:7], *row[8:9]] for row in score_rows(report)]
+    claims = [rich_table(claim_rows(report["claims"].values()), "claims")] if study.claims else []
+    return [rich_table(scores, f"{study.name}: {TITLE}"), *claims]
 
 
 def score_rows(report: Numbers) -> Rows:

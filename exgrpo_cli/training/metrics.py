@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
+from exgrpo_cli.base.reporter import answer_rows
 from exgrpo_cli.base.types import AnswerFormat, Question, Rollout, SamplingParams, StopReason, TokenScores, Verdict
 from exgrpo_cli.engines.generators import local_generator
 from exgrpo_cli.engines.policy.policy import UpdateReport
@@ -26,7 +27,7 @@ from exgrpo_cli.grading.verifiers import sum_asked, valid_trace
 from exgrpo_cli.questions.choices import options_of
 from exgrpo_cli.replay.store import Store
 from exgrpo_cli.runs.folder import HELDOUT, PHASES, TRAINED
-from exgrpo_cli.runs.result import remarks
+from exgrpo_cli.runs.result import how_asked, measures, remarks
 from exgrpo_cli.studies.measure import new_fall, read_validations
 from exgrpo_cli.training.state import ActiveRun
 from exgrpo_cli.training.step.groups import Group
@@ -35,9 +36,13 @@ from exgrpo_cli.training.step.groups import Group
 class Clock:
     """Seconds spent in each phase of a step."""
 
-    def __init__(self, watch: Callable[[str], AbstractContextManager[Any]] = nullcontext) -> None:
-        """`watch` is entered with the name of each phase while that phase lasts."""
-        self._watch = watch
+    def __init__(
+        self,
+        watch: Callable[[str], AbstractContextManager[Any]] = nullcontext,
+        tell: Callable[[str, int, int], None] = lambda phase, done, total: None,
+    ) -> None:
+        """`watch` is entered with the name of each phase while it lasts; `tell` hears how much of one is done."""
+        self._watch, self._tell = watch, tell
         self._started = time.perf_counter()
         self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
 
@@ -50,6 +55,11 @@ class Clock:
                 yield
         finally:
             self.seconds[name] += time.perf_counter() - started
+
+    def counting(self, phase: str, total: int) -> Callable[..., None]:
+        """A function to be called as each of the `total` parts of a phase ends."""
+        done = itertools.count(1)
+        return lambda *part: self._tell(phase, next(done), total)
 
     def metrics(self) -> dict[str, float | int]:
         """`time/<phase>` for every phase, and `time/step` for the whole since the clock was made."""
@@ -251,13 +261,24 @@ def ask_heldout(run: ActiveRun, when: str) -> dict[str, Any]:
         # One rank is enough for what is only told.
         main, own = parts.ranks.is_main, parts.config.grading.grader
         seconds = beside(evaluation, own, parts.answer_format, parts.pool) if main else {}
-    score, settings = score_json(evaluation, seconds), parts.config.validation
-    run.reporter.note(
-        f"held-out pass@1 ({parts.config.data.heldout_name}, T {settings.temperature:g}) {when}: {score_text(score)}"
-    )
+    score = score_json(evaluation, seconds)
+    tell_heldout(run, evaluation.records[0], score, when)
     if main and (fall := new_fall(read_validations(run.folder.path))):
         run.reporter.note(fall)
     return score
+
+
+def tell_heldout(run: ActiveRun, record: QuestionRecord, score: Mapping[str, Any], when: str) -> None:
+    """Show a held-out score, and the first answer to the first of the questions: the same one each time."""
+    config, before = run.parts.config, run.state.heldout_before
+    how = how_asked(score, config.data.heldout_name, config.validation.temperature)
+    run.reporter.note(f"held-out, never trained on, {when}: {how}")
+    run.reporter.heldout = f"{score['pass_at_1']:.3f} {when}"
+    if before:
+        run.reporter.heldout += f" ({before['pass_at_1']:.3f} before training)"
+    question, answer = record.question, record.samples[0]
+    shown = answer_rows(question.prompt[-1].content, question.answer, answer.text, answer.verdict.value)
+    run.reporter.rows({**measures(score), **shown})
 
 
 def ask(run: ActiveRun, questions: Sequence[Question], what: str, asked: str) -> Evaluation:
@@ -266,8 +287,8 @@ def ask(run: ActiveRun, questions: Sequence[Question], what: str, asked: str) ->
         parts, settings = run.parts, run.parts.config.validation
         together = parts.config.rollout.tensor_parallel
         own = parts.ranks.scatter(questions, together=together)
-        done = itertools.count(1)
-        run.reporter.progress(0, len(own), what)
+        whole = len(own) * settings.samples
+        run.reporter.progress(0, whole, what)
         evaluation = sample_and_grade(
             [QuestionRecord(question=question, options=options_of(question)) for question in own],
             from_generator(local_generator(parts.generator), parts.backbone.decode, parts.prompts),
@@ -280,7 +301,7 @@ def ask(run: ActiveRun, questions: Sequence[Question], what: str, asked: str) ->
             ),
             samples=settings.samples,
             seed=settings.seed,
-            on_record=lambda record: run.reporter.progress(next(done), len(own), what),
+            on_sampled=lambda done: run.reporter.progress(done, whole, what),
         )
         evaluation = Evaluation(records=tuple(parts.ranks.gather_in_order(evaluation.records, together=together)))
         if parts.ranks.is_main:

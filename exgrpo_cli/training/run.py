@@ -14,7 +14,7 @@ import torch
 from exgrpo_cli.base.errors import InputError, Interrupted
 from exgrpo_cli.base.files import write_json
 from exgrpo_cli.base.output import Stopper, in_markdown
-from exgrpo_cli.base.reporter import Reporter, SilentReporter
+from exgrpo_cli.base.reporter import Reporter, SilentReporter, answer_rows
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.machine.memory import require_disk
 from exgrpo_cli.machine.settle import Plan, require_runnable, settle
@@ -104,7 +104,7 @@ def train(
         return finish(run)
 
 
-STOPPING = "stopping after this step, which is finished and saved first; a second Ctrl-C stops at once and loses it"
+STOPPING = "stopping after this step, which is saved then; Ctrl-C again stops now and loses it"
 
 
 def stopped_text(folder: RunFolder, config: Config, moment: str) -> str:
@@ -132,11 +132,13 @@ def run_steps(run: ActiveRun) -> None:
             state.heldout_before = ask_heldout(run, "before training")
     last_step = config.run.last_step
     if state.step < last_step and not state.finished.is_final:
+        run.reporter.group_size = config.rollout.group_size
         # A first step may take minutes.
-        run.reporter.progress(int(state.spent(config.run.budget)), config.run.whole_budget, "training")
+        what = "training steps" if config.run.budget == "steps" else "training"
+        run.reporter.progress(int(state.spent(config.run.budget)), config.run.whole_budget, what)
     while state.step < last_step and not state.finished.is_final:
         started = time.perf_counter()
-        result = run_step(run.parts, state, state.step + 1, Clock(run.watchdog.phase))
+        result = run_step(run.parts, state, state.step + 1, Clock(run.phase, run.tell_phase))
         if result is None:
             state.finished = Ending.ALL_RETIRED
             run.reporter.note(f"all questions are retired after step {state.step}: training ends")
@@ -153,6 +155,10 @@ def run_steps(run: ActiveRun) -> None:
             for log in run.trackers:
                 log(line)
             run.reporter.step(line, config.run.whole_budget)
+            if not run.parts.heldout and state.step in (1, last_step):
+                # No validation shows an answer.
+                (one,) = samples(groups, 1)
+                run.reporter.rows(answer_rows(one["prompt"], one["answer"], one["text"], one["verdict"]))
             share = state.spent_share(config.run, ranks)
             if share is not None and share >= 1:
                 state.finished = Ending.BUDGET_SPENT

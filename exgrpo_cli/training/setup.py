@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.files import write_json, write_text
-from exgrpo_cli.base.reporter import Reporter, SilentReporter
+from exgrpo_cli.base.reporter import Reporter
 from exgrpo_cli.base.versions import describe_machine
 from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.engines.generators import Generator, RankedGenerator
@@ -50,6 +50,7 @@ def setup_run(
     point = ResumePoint() if is_new else ranks.from_main(lambda: find_resume_point(folder, config))
     for note in point.notes if ranks.is_main else ():
         warnings.warn(note, DamageWarning, stacklevel=2)
+    reporter.phase("reading questions")
     questions = ranks.from_main(lambda: load_questions(config, reporter) if is_new else stored_questions(folder.data))
     pool = stack.enter_context(GradingPool(config.grading))
     if is_new:
@@ -162,15 +163,14 @@ def assemble(
     with ranks.first_on_host():
         folder = locate(config.backbone, config.tiny, reporter.progress)
         require_model(folder)
-    # The tiny backbone is there at once.
-    slow = SilentReporter().showing if config.backbone.source == "tiny" else reporter.showing
-    with slow(f"loading {config.backbone.name}"):
+    with reporter.showing(f"loading {config.backbone.name}"):
         backbone = load_folder(folder, device, config.backbone)
     everything = [*questions.train, *questions.heldout]
     check_window(config, backbone.model.config)
+    reporter.phase(f"reading {len(everything):,} prompts")
     prompts = {question.id: encode(template, question, backbone.tokenizer) for question in everything}
     require_runnable(plan, max(map(len, prompts.values())))
-    with slow(f"starting {config.rollout.engine} and {config.optim.engine} for {config.backbone.name}"):
+    with reporter.showing(f"starting {config.rollout.engine} and {config.optim.engine} for {config.backbone.name}"):
         policy, generator = make_engines(plan, backbone, prompts, device, ranks)
     stack.callback(generator.close)
     rngs = make_generators(config.run.seed)

@@ -199,6 +199,17 @@ def ask_main(ranks: Ranks, ask: Callable[[Score], T], score: Score) -> T:
         score(rows)
 
 
+PHASES_IN_WORDS = {"replay": "choosing stored rollouts", "rollout": "sampling rollouts", "reward": "grading rollouts"}
+PHASES_IN_WORDS |= {
+    "logprobs": "scoring rollouts",
+    "update": "updating the weights",
+    "sync": "handing over the weights",
+}
+PHASES_IN_WORDS = {name: f"this step: {what}" for name, what in PHASES_IN_WORDS.items()}
+PHASES_IN_WORDS |= {"checkpoint": "saving a checkpoint", "export": "writing the model"}
+"""Words of the terminal for a phase; other phases have bars of their own."""
+
+
 @dataclass(kw_only=True, slots=True)
 class ActiveRun:
     """A run under way."""
@@ -218,11 +229,25 @@ class ActiveRun:
     """Scores on the held-out questions by step, as far as this process measured them between the steps."""
 
     @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Work that is watched, and named on the terminal while it lasts."""
+        self.reporter.phase(PHASES_IN_WORDS.get(name, ""))
+        try:
+            with self.watchdog.phase(name):
+                yield
+        finally:
+            self.reporter.phase("")
+
+    def tell_phase(self, name: str, done: int, total: int) -> None:
+        """Show how much of a phase is done."""
+        self.reporter.phase(PHASES_IN_WORDS[name], done, total)
+
+    @contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Work outside the steps, counted as a phase of its own."""
         started = time.perf_counter()
         try:
-            with self.watchdog.phase(name):
+            with self.phase(name):
                 yield
         finally:
             self.state.add_seconds(name, time.perf_counter() - started)

@@ -6,7 +6,15 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from exgrpo_cli.base.reporter import LiveReporter, PlainReporter, print_table, step_view
+from exgrpo_cli.base.output import wrapped
+from exgrpo_cli.base.reporter import (
+    LiveReporter,
+    PlainReporter,
+    answer_rows,
+    as_rows,
+    print_table,
+    step_view,
+)
 
 LINE = {
     "step": 12,
@@ -24,18 +32,24 @@ LINE = {
     "time/step": 1.25,
 }
 SHOWN = (
-    "phase on-policy", "pass@1 0.531", "reward 0.531", "replayed pass@1 0.400", "entropy 0.610", "buffered 1234",
-    "trajectories 98765", "retired 7", "length 61", "s/step 1.25", "k=1", "30", "k=4", "15",
+    "held-out 0.500 before training", "0.531 on new questions", "0.400 on replayed", "1,234 questions", "98,765",
+    "7 questions retired", "correct of 8:", "1 █ 30", "4 ▅ 15", "5 - 0", "61 tokens long", "entropy 0.610",
+    "1.25 s a step",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
 def test_every_figure_of_a_step_is_shown_whole(width: int) -> None:
     console = Console(file=io.StringIO(), width=width)
-    console.print(*step_view(LINE))
+    console.print(as_rows(step_view(LINE, 8, "0.500 before training")))
     shown = console.file.getvalue()
     assert max(map(len, shown.splitlines())) <= width
-    assert [figure for figure in SHOWN if figure not in shown] == []
+    words = " ".join(shown.split())
+    assert [figure for figure in SHOWN if figure not in words] == []
+    assert len(shown.splitlines()) <= 6 or width < 120
+    # Nothing of a buffer is said of a run that has none.
+    bare = step_view({"step": 1, "phase": "on-policy", "batch/pass_at_1": 0.25, "length/mean": 4.0}, 8, "")
+    assert list(bare) == ["pass@1", "rollouts"]
 
 
 def test_plain_lines_hold_the_figures_and_come_now_and_then() -> None:
@@ -45,10 +59,48 @@ def test_plain_lines_hold_the_figures_and_come_now_and_then() -> None:
         reporter.progress(done, 10, "warm start")
     reporter.step({"step": 1, "phase": "mixed", "batch/pass_at_1": 0.25, "replay/questions": 3}, 2)
     reporter.step({"step": 2, "phase": "mixed", "batch/pass_at_1": 0.25, "replay/questions": 3}, 2)
-    first, second, terms, *steps = out.getvalue().splitlines()
+    first, second, *terms, one, two = out.getvalue().splitlines()
     assert (first, second) == ("warm start: 1/10", "warm start: 10/10")
-    assert terms.startswith("phase: mixed steps replay") and "; pass@1: share of" in terms and "retired" not in terms
-    assert steps == ["step 1/2  mixed  pass@1 0.250  buffered 3", "step 2/2  mixed  pass@1 0.250  buffered 3"]
+    # Each term once, where it first appears.
+    assert [term.split(":")[0].strip() for term in terms] == ["pass@1", "phase", "buffer", "entropy"]
+    assert (one, two) == (
+        "step 1/2  mixed  pass@1 0.250  buffer 3 questions",
+        "step 2/2  mixed  pass@1 0.250  buffer 3 questions",
+    )
+    assert "\x1b" not in out.getvalue() and "\r" not in out.getvalue()
+
+
+def test_a_meaning_is_told_once() -> None:
+    out = io.StringIO()
+    reporter = PlainReporter(Console(file=out, width=80))
+    for value in ("0.1", "0.2"):
+        reporter.rows({"pass@4": (value, "questions with a correct answer among 4")})
+    assert out.getvalue().splitlines() == ["  pass@4: 0.1 (questions with a correct answer among 4)", "  pass@4: 0.2"]
+
+
+def test_notes_of_a_terminal_wrap_between_words_and_end_with_a_command_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "30")
+    said = "stopped in step 3, before its first checkpoint: exgrpo train --resume --output runs/one"
+    lines = ["stopped in step 3, before its", "first checkpoint:", "  exgrpo train --resume --output runs/one"]
+    assert wrapped(said, Terminal()).splitlines() == lines
+    assert wrapped(said, io.StringIO()) == said
+
+
+@pytest.mark.parametrize(
+    "answer, shown",
+    [
+        (("2+2=?", "4", "2+2=\n4", "correct"), "2+2= 4 (correct)"),
+        (("2+2=?", "4", "5", "wrong"), "5 (wrong, 4 is correct)"),
+        (("Write.", "", "x", "wrong"), "x (wrong)"),
+        (("2+2=?", "4", "a" * 300 + "b" * 300, "no answer"), f"{'a' * 240} ... {'b' * 240} (no answer, 4 is correct)"),
+    ],
+)
+def test_an_answer_is_shown_with_its_verdict_and_without_its_middle(answer: tuple[str, ...], shown: str) -> None:
+    assert answer_rows(*answer) == {"question": answer[0], "answer": shown}
 
 
 def printed(width: int) -> str:
@@ -89,20 +141,31 @@ def test_a_study_of_four_arms_is_a_few_tables_of_four_rows() -> None:
     assert sum("ent:min" in line for line in lines) == 2
 
 
-def test_a_bar_is_there_before_anything_is_done() -> None:
+def test_a_bar_is_there_before_anything_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """A first answer of a real model may take minutes."""
     out = io.StringIO()
     PlainReporter(Console(file=out, width=80)).progress(0, 500, "held-out, before training")
     assert out.getvalue() == "held-out, before training: 0/500\n"
     loading = io.StringIO()
     with PlainReporter(Console(file=loading, width=80)).showing("loading some/model"):
-        assert loading.getvalue() == "loading some/model: 0/1\n"
-    assert loading.getvalue().splitlines()[1:] == ["loading some/model: 1/1"]
+        assert loading.getvalue() == "loading some/model\n"
+    assert loading.getvalue() == "loading some/model\n"
     live = io.StringIO()
     reporter = LiveReporter(Console(file=live, width=100, force_terminal=True))
+    monkeypatch.setattr("exgrpo_cli.base.reporter._LEAST_SHOWN", -1.0)
+    reporter.phase("loading some/model")
     reporter.progress(0, 500, "held-out, before training")
+    tasks = reporter._progress.tasks
+    # They swing: nothing is done that could be counted.
+    assert [(task.description, task.total) for task in tasks] == [
+        ("loading some/model", None),
+        ("held-out, before training", None),
+    ]
+    reporter.progress(100, 500, "held-out, before training")
+    reporter._live.refresh()
+    assert tasks[1].total == 500
+    assert "loading some/model" in live.getvalue() and "100 of 500" in live.getvalue()
     reporter.close()
-    assert "held-out, before training" in live.getvalue() and "0/500" in live.getvalue()
 
 
 def test_no_column_is_squeezed_to_nothing_by_one_that_must_not_wrap() -> None:
@@ -114,14 +177,3 @@ def test_no_column_is_squeezed_to_nothing_by_one_that_must_not_wrap() -> None:
         out = io.StringIO()
         print_table(table, Console(file=out, width=width))
         assert all(word in out.getvalue() for word in words)
-
-
-def test_work_that_is_done_is_said_to_be_done_once() -> None:
-    out = io.StringIO()
-    reporter = LiveReporter(Console(file=out, width=80, force_terminal=False))
-    for _ in range(5):
-        reporter.progress(6, 6, "ent:min, seed 0")
-    reporter.progress(1, 6, "ent:min, seed 0")
-    reporter.progress(6, 6, "ent:min, seed 0")
-    reporter.close()
-    assert out.getvalue().count("ent:min, seed 0: done") == 2

@@ -19,7 +19,7 @@ COMMANDS = {info.name or info.callback.__name__: info.callback for info in app.r
 
 
 def test_the_promised_commands_are_there():
-    promised = "prepare train replay-stats report publish sample evaluate eval ablate doctor presets"
+    promised = "prepare train replay-stats report publish sample evaluate eval ablate doctor presets new"
     assert set(COMMANDS) == set(promised.split())
 
 
@@ -125,12 +125,6 @@ def test_a_shell_completes_commands_options_and_values(line, offered, monkeypatc
     assert ended.value.code == 0
     told = capsys.readouterr()
     assert (told.out.split(), told.err) == (offered, "")
-
-
-def test_without_arguments_the_help_is_shown(capsys):
-    assert run([]) == 2
-    out, err = capsys.readouterr()
-    assert "Usage: exgrpo" in out + err
 
 
 ERRORS = {

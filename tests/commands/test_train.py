@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 import tomllib
 
@@ -105,7 +106,10 @@ def test_a_run_its_summary_its_table_and_its_sequel(small_config, tmp_path, caps
     assert run(["report", "runs/one"]) == 0
     capsys.readouterr()
     assert "Not shown" not in (tmp_path / "runs" / "one" / "report.html").read_text()
-    assert "step 2/2" in err
+    assert "step 2/2" in err and "\x1b" not in err
+    # An answer to the same question before and after training, with its verdict.
+    shown = re.findall(r"^  question: (.*)\n  answer: .* \((.*)\)$", err, re.MULTILINE)
+    assert len(shown) >= 2 and len({question for question, _ in shown}) == 1
 
     assert run(["train", "--config", "small.toml", "--output", "runs/one"]) == 2
     assert "runs/one exists" in capsys.readouterr().err
@@ -113,8 +117,10 @@ def test_a_run_its_summary_its_table_and_its_sequel(small_config, tmp_path, caps
     assert run(["train", "--resume", "--output", "runs/one", "--steps", "3", "--quiet"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert "held-out pass@1 after" in out
-    assert "model in runs/one/model" in out and "plots in" not in out  # run.plots is off
+    assert "held-out pass@1 " in out and "answers each at temperature 1" in out
+    assert re.search(
+        r"It all lies in runs/one \(\d+\.\d MiB\): report.html, model, plots, checkpoints; open its", out, re.MULTILINE
+    )
     assert len((tmp_path / "runs" / "one" / "metrics.jsonl").read_text().splitlines()) == 3
 
     assert run(["train", "--config", "runs/one/config.toml", "--steps", "1", "--quiet"]) == 0

@@ -64,7 +64,8 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
             notes.append(f"step {step}: only {len(fresh_ids)} of {missing} fresh questions are left unretired")
         asked = rollout_requests(parts, state, question_ids, experience)
         with clock.phase("rollout"):
-            rollouts = parts.generator.generate(asked, sampling_params(config))
+            count = clock.counting("rollout", sum(len(request.seeds) for request in asked))
+            rollouts = parts.generator.generate(asked, sampling_params(config), count)
         require_current_weights(itertools.chain(*rollouts), parts.policy.weight_version)
         if parts.ranks.world_size > 1:
             state.remember_lengths(rollouts)

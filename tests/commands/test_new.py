@@ -1,0 +1,103 @@
+"""`exgrpo new` and the greeting: files that work as they are written, and commands that do."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from exgrpo_cli.commands import run
+from exgrpo_cli.commands.cli import template
+from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.config.settings import to_toml
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def dry(line: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert run([*shlex.split(line)[1:], "--dry-run"]) == 0, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def named_commands(text: str) -> list[str]:
+    """Those that a text tells of, without what they are for."""
+    return [line.strip().split("  ")[0] for line in text.splitlines() if line.startswith("  exgrpo ")]
+
+
+@pytest.mark.parametrize(("kind", "file"), [("method", "mine.toml"), ("study", "mine.toml"), ("grader", "mine.py")])
+def test_a_template_works_as_written_and_is_never_overwritten(
+    kind: str, file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["new", kind, "mine"]) == 0
+    out, err = capsys.readouterr()
+    text = (tmp_path / file).read_text()
+    assert out == f"{file}\n" and "NAME" not in text
+    commands = named_commands(err)
+    assert len(commands) >= 2
+    for command in commands:
+        # A run to be judged is not here.
+        if not command.startswith("exgrpo evaluate"):
+            assert dry(command.removesuffix(" --dry-run"), capsys)
+    assert run(["new", kind, "mine"]) == 2
+    assert capsys.readouterr().err == (
+        f"exgrpo: new {kind} 'mine' is there already as {file}: take another name, or move that away.\n"
+    )
+    assert (tmp_path / file).read_text() == text
+
+
+def test_every_line_of_the_method_that_may_count_is_a_setting(tmp_path: Path) -> None:
+    assert run(["new", "method", "mine"]) == 0
+    lines = (tmp_path / "mine.toml").read_text().splitlines()
+    for line in lines:
+        if re.match(r"# \w+ = (?!\"python)", line):
+            section = "objective" if "shaping" in line else "replay"
+            (tmp_path / "one.toml").write_text(f"[{section}]\n{line.removeprefix('# ')}\n")
+            assert to_toml(build_config(method="one.toml")) != to_toml(build_config(method="exgrpo"))
+
+
+def test_the_grader_judges_and_questions_are_prepared_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["new", "grader", "my_own"]) == 0
+    seen: dict[str, object] = {}
+    exec((tmp_path / "my_own.py").read_text(), seen)
+    judged = [("2", "so \\boxed{2.0}", True), ("2", "2", True), ("2", "3", False), ("Yes", "\\boxed{yes}", True)]
+    assert [seen["grade"](gold, text) for gold, text, _ in judged] == [verdict for *_, verdict in judged]  # type: ignore[operator]
+    rows = [{"question": f"{number}+1=?", "answer": str(number + 1)} for number in range(4)]
+    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    capsys.readouterr()
+    assert run(["prepare", "mine.jsonl", "--grader", "python:my_own:grade", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["counts"]["kept"] == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "said"),
+    [
+        ("method", "exgrpo", "'exgrpo' is a preset's name"),
+        ("method", "../mine", "'../mine' is no name"),
+        ("study", "", "'' is no name"),
+        ("grader", "json", "'json' cannot be imported as a module of yours"),
+        ("grader", "my-grader", "'my-grader' cannot be imported"),
+        ("grader", "class", "'class' cannot be imported"),
+        ("thing", "mine", "is not one of 'study', 'method', 'grader'"),
+    ],
+)
+def test_what_cannot_be_a_name_is_refused(
+    kind: str, name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["new", kind, name]) == 2
+    assert said in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+
+
+def test_without_arguments_three_things_to_try(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 0
+    out, err = capsys.readouterr()
+    assert (out, err) == (template("greeting"), "")
+    train, look, compare = named_commands(out)[:3]
+    assert "steps = 40" in dry(train, capsys)
+    assert run(shlex.split(look)[1:]) == 2
+    assert "grpo" in dry(compare, capsys)
