@@ -184,7 +184,7 @@ def _plot(table: "ResultTable", folder: Path) -> None:
     """Figures of all models and benchmarks in three formats: `accuracy`, and `pass-at-k` where some k is above 1."""
     from exgrpo_cli.evaluation.comparison import measure
     from exgrpo_cli.show.figures.comparisons import accuracy_by_benchmark, pass_at_k_curves
-    from exgrpo_cli.show.figures.style import save
+    from exgrpo_cli.show.figures.written import save
 
     found = [
         (model, title, results[name])
