@@ -138,8 +138,9 @@ def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
     from exgrpo_cli.evaluation.results import ungraded
 
     titles = report.table.titles
-    _plot(report.table, report.folder)
     cli.print_json(report.to_json()) if json else print_table(score_table(report.table))
+    # Last: where they cannot be written the score is known.
+    _plot(report.table, report.folder)
     for name, result in report.results.items():
         if failures := ungraded(result):
             cli.talk(f"{titles[name]}: {failures}", quiet=quiet)
