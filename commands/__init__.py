@@ -131,6 +131,10 @@ def run(arguments: list[str], commands: typer.Typer = app) -> int:
                 "free some, raise a limit (ulimit -v, -u), or use less. What was saved is whole."
             )
             return _report(arguments, error, line, EXIT_STOPPED)
+        if "(os error " in str(error):
+            # So safetensors and tokenizers name what the system refused them, the room on a disk above all.
+            line = f"exgrpo: {_one_line(str(error))}: make room, or choose another place. What was saved is whole."
+            return _report(arguments, error, line, EXIT_STOPPED)
         if not isinstance(error, Exception):
             raise
         # The one handler of what nobody foresaw: a line, not a traceback.

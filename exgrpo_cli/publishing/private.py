@@ -122,19 +122,8 @@ INNER = r"(?:[\w-]+\.)+(?:internal|corp|lan|intranet|localdomain)(?![\w.-]*\w)"
 """A name in a network of one's own."""
 URL_HOST = re.compile(r"(?<=://)(?!huggingface\.co\b)[\w.:@-]*\w")
 ROOTS = (
-    "mnt",
-    "srv",
-    "scratch",
-    "nfs",
-    "gpfs",
-    "lustre",
-    "work",
-    "workspace",
-    "project",
-    "projects",
-    "media",
-    "Volumes",
-)
+    "mnt", "srv", "scratch", "nfs", "gpfs", "lustre", "work", "workspace", "project", "projects", "media", "Volumes"
+)  # fmt: skip
 LESS = ("data", "tmp", "var", "opt", "export", "storage", "cluster", "private")
 """Folders at the top that mean a person's files with one part behind them, and with two."""
 PERSONAL = _rules(

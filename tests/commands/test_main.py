@@ -7,8 +7,10 @@ import subprocess
 import sys
 import warnings
 
+import numpy as np
 import pytest
 import typer
+from safetensors.numpy import save_file
 
 from exgrpo_cli.base.errors import InputError, Interrupted, RunError, ToolkitWarning
 from exgrpo_cli.commands import app, run
@@ -190,6 +192,19 @@ def test_a_limit_of_the_system_is_called_one(error, capsys):
     err = capsys.readouterr().err
     assert err.startswith(f"exgrpo: the system gave no more memory or threads ({str(error) or 'MemoryError'})")
     assert "ulimit" in err and len(err.splitlines()) == 1
+
+
+def test_what_the_system_refuses_a_library_in_rust_is_one_line(tmp_path, capsys):
+    commands = typer.Typer(pretty_exceptions_enable=False)
+
+    @commands.command()
+    def save() -> None:
+        save_file({"w": np.zeros(4)}, tmp_path / "not there" / "model.safetensors")
+
+    assert run([], commands) == 1
+    err = capsys.readouterr().err
+    assert "(os error 2)" in err and "make room, or choose another place" in err
+    assert "unexpected" not in err and len(err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("name", ["refused", "stopped", "surprise", "disk"])
