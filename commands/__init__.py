@@ -3,7 +3,6 @@
 import errno
 import logging
 import os
-import re
 import sys
 import traceback
 import warnings
@@ -25,7 +24,7 @@ from exgrpo_cli.base.errors import (
     is_exhaustion,
     shown,
 )
-from exgrpo_cli.base.output import PrintableRecord, data_alone, loading_note, tell_warnings
+from exgrpo_cli.base.output import PrintableRecord, data_alone, interrupts_kept, loading_note, tell_warnings
 from exgrpo_cli.commands.ablate import ablate
 from exgrpo_cli.commands.cli import talk, template
 from exgrpo_cli.commands.doctor import doctor
@@ -100,13 +99,14 @@ def run(arguments: list[str], commands: typer.Typer = app) -> int:
         # Of several ranks rank 0 says what is to be said.
         quiet = "--quiet" in arguments or "RANK" in os.environ
         with (
+            interrupts_kept(),
             _warnings_as_lines(quiet="--quiet" in arguments, debug="--debug" in arguments),
             loading_note(partial(talk, quiet=quiet)),
         ):
             code = commands(arguments, prog_name="exgrpo", standalone_mode=False)
         sys.stdout.flush()
     except TyperException as error:
-        message = _one_line(_unknown_option(error) or _with_value(error)).rstrip(".")
+        message = _one_line(_unknown_option(error) or error.format_message()).rstrip(".")
         end = "" if message.endswith("?") else "."
         talk(f"exgrpo: {message}{end} See `{_help_line(arguments)}`.")
         return error.exit_code
@@ -182,14 +182,6 @@ def _unknown_option(error: TyperException) -> str:
         if name.startswith("--lora"):
             return f"No such option: {name}. All weights are trained, there is no LoRA"
     return f"No such option: {name}. Did you mean {' or '.join(found)}?" if found else ""
-
-
-def _with_value(error: TyperException) -> str:
-    """Message of an error of usage; of a value that does not fit its option, with that value."""
-    message = error.format_message().replace("Value error, ", "")
-    found = getattr(error.__cause__, "errors", list)()
-    value = shown(found[0]["input"]) if found else ""
-    return message if value in message else re.sub(": (?:Input )?", lambda _: f": {value} ", message, count=1)
 
 
 def _one_line(text: str) -> str:

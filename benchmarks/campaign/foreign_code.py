@@ -20,6 +20,7 @@ import pickle
 import random
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,6 +28,9 @@ from pathlib import Path
 
 from command_lines import build
 from processes import Finding, exgrpo, fresh_copy, tell
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "helpers"))
+import fake_slurm
 
 from exgrpo_cli.base.files import write_manifest
 
@@ -253,7 +257,7 @@ def pickles(rng: random.Random, folder: Path) -> Lines:
         ["report", "run", "--output", "page.html"],
         ["evaluate", "arithmetic", "--model", "run@latest", "--output", "out"],
     )
-    return [rng.choice(of_run if place.name == "run" else (["evaluate", "--rescore", "res"],))]
+    return [rng.choice(of_run if place.name == "run" else (["evaluate", "--rescore", "--output", "res"],))]
 
 
 def questions(rng: random.Random, folder: Path) -> Lines:
@@ -317,7 +321,7 @@ def results(rng: random.Random, folder: Path) -> Lines:
         content["second_graders"] = {function: {"avg_at_k": 1.0, "low": 0.0, "high": 1.0, "verdicts": {}}}
     file.write_text(json.dumps(content))
     again = ["evaluate", "arithmetic", "--data", "run/data/heldout.parquet", "--model", "run", "--output", "res"]
-    return [rng.choice((["evaluate", "--rescore", "res"], ["evaluate", "--compare", "res", "res"], again))]
+    return [rng.choice((["evaluate", "--rescore", "--output", "res"], ["evaluate", "--compare", "res", "res"], again))]
 
 
 def gguf(rng: random.Random, folder: Path) -> Lines:
@@ -350,6 +354,25 @@ def modules(rng: random.Random, folder: Path) -> Lines:
     return [rng.choice((ablate, ["doctor"], ["prepare", "arithmetic", "--output", "out.parquet"], evaluate))]
 
 
+def study(rng: random.Random, folder: Path) -> Lines:
+    """A study with pickles named as those that a submission to Slurm would read, and modules in the working folder."""
+    fake_slurm.install(folder / "bin")
+    jobs = folder / "study" / "jobs"
+    jobs.mkdir(parents=True)
+    content = pickle.dumps(Pickled(folder / MARKER), protocol=rng.choice((0, 2, 4)))
+    kinds = rng.choice((("_0_result",), ("_submitted",), ("_0_result", "_submitted")))
+    for name in [f"{job}{task}{kind}.pkl" for job in (100, 101) for task in ("", "_0", "_1") for kind in kinds]:
+        (jobs / name).write_bytes(content)
+    for name in rng.sample(("submitit", "cloudpickle", "numpy", "sitecustomize", "exgrpo_cli"), 2):
+        shutil.copy(folder / "evil.py", folder / f"{name}.py")
+    if rng.random() < 0.3:
+        shutil.copytree(folder / "run", folder / "study" / "grpo" / "seed-0")
+    ablate = ["ablate", "--methods", rng.choice(("grpo", "grpo,exgrpo")), "--seeds", "1", "--steps", "1"]
+    ablate += ["--config", "small.toml", "--set", "arithmetic.num_heldout=2", "--output", "study"]
+    slurm = [*ablate, "--launcher", "slurm"]
+    return [rng.choice((slurm, slurm, slurm, ablate, [*slurm, "--dry-run"], ["report", "study"]))]
+
+
 def vouch(folder: Path) -> None:
     """Let every manifest of the run fit what is there: whoever sends a run sends these along."""
     for manifest in folder.rglob("manifest.json"):
@@ -362,7 +385,7 @@ def vouch(folder: Path) -> None:
 
 KINDS = {
     config: 6, method: 6, claim: 7, run_folder: 8, slurm: 6, auto_map: 8, pickles: 7, questions: 4, template: 3,
-    results: 4, gguf: 1, modules: 2,
+    results: 4, gguf: 1, modules: 2, study: 4,
 }  # fmt: skip
 """Kinds of route with their weights."""
 
@@ -390,7 +413,7 @@ def trial(whole: Path, work: Path, number: int, seed: int) -> Finding:
         vouch(work / "run")
     stdin = rng.choice(("", "yes\n" * 50))
     variables = {"EXGRPO_CACHE": str(work / "cache"), "PATH": f"{work / 'bin'}:{os.environ['PATH']}"}
-    outcome = exgrpo(line, work, seconds=90, stdin=stdin, **variables)
+    outcome = exgrpo(line, work, seconds=300 if kind is study else 90, stdin=stdin, **variables)
     if kind is slurm and outcome.code == 0:
         text = outcome.out + outcome.err
         subprocess.run(["bash"], input=text[text.find("#!/bin/bash") :], text=True, cwd=work, capture_output=True)

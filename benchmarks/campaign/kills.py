@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import tempfile
 import time
@@ -58,7 +59,7 @@ TRAIN = ("train", "--config", "small.toml", "--output", "run", "--set", "run.plo
 WORKS = (
     Work(
         name="train",
-        share=0.6,
+        share=0.5,
         command=TRAIN,
         go_on=("train", "--resume", "--output", "run"),
         goes_on_with="run/config.toml",
@@ -73,6 +74,14 @@ WORKS = (
         result=lambda folder, outcome: digest(folder / "q.parquet"),
     ),
     Work(name="evaluate", share=0.15, command=EVALUATION, go_on=EVALUATION, goes_on_with="res", result=results_left),
+    Work(
+        name="report",
+        share=0.1,
+        command=("report", "cache-model", "--output", "page.html"),
+        go_on=("report", "cache-model", "--output", "page.html"),
+        goes_on_with="nothing",
+        result=lambda folder, outcome: digest(folder / "page.html"),
+    ),
     Work(
         name="study",
         share=0.15,
@@ -90,6 +99,7 @@ def trial(work: Work, number: int, seed: int, right: Any, seconds: float, root: 
     """Kill, go on, and class what came."""
     rng = random.Random(f"{seed} {work.name} {number}")
     folder = root / f"{work.name}-{number}"
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for given in ("small.toml", "heldout.parquet", "cache-model", "cache"):
         (folder / given).symlink_to(root / given)
@@ -108,9 +118,9 @@ def trial(work: Work, number: int, seed: int, right: Any, seconds: float, root: 
         if early:
             break
     if not early:
-        outcome = exgrpo(_command(work, folder), folder, EXGRPO_CACHE=str(root / "cache"))
+        outcome = exgrpo(_command(work, folder), folder, seconds=900, EXGRPO_CACHE=str(root / "cache"))
     result = work.result(folder, outcome)
-    left = [str(path.relative_to(folder)) for path in folder.rglob("*partial*")]
+    left = [str(path) for place in (folder, root / "cache") for path in place.rglob("*partial*")]
     what = f"{work.name}: {', '.join(kills)}"
     if outcome.ugly or outcome.code:
         return Finding(number, what, "ugly", outcome.code, f"{lines} {outcome.err[-300:]}")
@@ -135,7 +145,17 @@ def _end_after(child: int, seconds: float, what: signal.Signals, *, again: bool)
         time.sleep(0.1)
         with suppress(ProcessLookupError):
             os.kill(child, what)
-    return end(child, 120)
+    return end(child, 600)
+
+
+def _build(root: Path) -> None:
+    """A finished run and its cache, which every trial is given."""
+    (root / "small.toml").write_text(SMALL)
+    command = ["train", "--config", "small.toml", "--output", "warm", "--set", "run.plots=true"]
+    warm = exgrpo(command, root, seconds=1800, EXGRPO_CACHE=str(root / "cache"))
+    assert warm.code == 0, warm.err
+    (root / "cache-model").symlink_to("warm")
+    (root / "heldout.parquet").symlink_to("warm/data/heldout.parquet")
 
 
 def main() -> None:
@@ -144,29 +164,35 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=[work.name for work in WORKS])
     parser.add_argument("--trial", type=int, help="this one alone")
+    parser.add_argument("--first", type=int, default=0, help="number of the first trial, for instalments")
+    parser.add_argument("--folder", type=Path, help="where the trials lie; built there once and kept")
+    parser.add_argument("--all", action="store_true", help="tell every trial as soon as it is over, not only defects")
     parser.add_argument("--json", action="store_true", help="one JSON object for each command")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="exgrpo-kills-") as name:
-        root = Path(name)
-        (root / "small.toml").write_text(SMALL)
-        warm = exgrpo(["train", "--config", "small.toml", "--output", "warm"], root, EXGRPO_CACHE=str(root / "cache"))
-        assert warm.code == 0, warm.err
-        (root / "cache-model").symlink_to("warm")
-        (root / "heldout.parquet").symlink_to("warm/data/heldout.parquet")
+        root = options.folder or Path(name)
+        root.mkdir(exist_ok=True)
+        if not (root / "warm" / "summary.json").is_file():
+            _build(root)
         defects = 0
         for work in WORKS:
             if options.only not in (None, work.name):
                 continue
             whole = root / f"whole-{work.name}"
+            shutil.rmtree(whole, ignore_errors=True)
             whole.mkdir()
             for given in ("small.toml", "heldout.parquet", "cache-model"):
                 (whole / given).symlink_to(root / given)
-            outcome = exgrpo(list(work.command), whole, EXGRPO_CACHE=str(root / "cache"))
+            outcome = exgrpo(list(work.command), whole, seconds=1800, EXGRPO_CACHE=str(root / "cache"))
             assert outcome.code == 0, outcome.err
             right = work.result(whole, outcome)
             count = options.count if options.only else max(1, round(options.count * work.share))
-            numbers = [options.trial] if options.trial is not None else range(count)
-            findings = [trial(work, each, options.seed, right, outcome.seconds, root) for each in numbers]
+            numbers = [options.trial] if options.trial is not None else range(options.first, options.first + count)
+            findings = []
+            for each in numbers:
+                findings.append(trial(work, each, options.seed, right, outcome.seconds, root))
+                if options.all:
+                    print(findings[-1], flush=True)
             defects += tell(work.name, findings, as_json=options.json, bad=BAD)
     raise SystemExit(bool(defects))
 

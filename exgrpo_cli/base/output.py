@@ -16,6 +16,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +27,9 @@ _data: Any = None
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that a terminal or a page obeys rather than shows: controls but for tab and newline, separators of lines,
 those that turn the direction of text, and halves of a pair, which cannot be written."""
+
+
+_SECONDS_TO_INTERRUPT = 0.05
 
 
 def printable(text: str) -> str:
@@ -137,6 +141,29 @@ def tell_warnings(tell: Callable[[str, bool], None], *, others: bool) -> None:
 
     warnings.simplefilter("always", ToolkitWarning)
     warnings.showwarning = show_line
+
+
+@contextmanager
+def interrupts_kept() -> Iterator[None]:
+    """Meanwhile a Ctrl-C that comes in the callback of a dying object, where Python can raise nothing, comes again."""
+    before, main = sys.unraisablehook, threading.get_ident()
+    again = threading.Timer(_SECONDS_TO_INTERRUPT, partial(signal.pthread_kill, main, signal.SIGINT))
+    again.daemon = True
+
+    def hook(what: Any) -> None:
+        if what.exc_type is not KeyboardInterrupt:
+            before(what)
+        elif not again.is_alive():
+            # From a thread and later: from here it would be raised in the same place.
+            with suppress(RuntimeError):
+                again.start()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+        again.cancel()
 
 
 class PrintableRecord(logging.LogRecord):

@@ -18,7 +18,15 @@ import platformdirs
 from filelock import FileLock
 
 from exgrpo_cli.base.errors import ExgrpoError, InputError, first_line
-from exgrpo_cli.base.files import MANIFEST, file_digest, find_damage, read_manifest, whole_folder, write_manifest
+from exgrpo_cli.base.files import (
+    MANIFEST,
+    file_digest,
+    find_damage,
+    read_manifest,
+    remove_abandoned,
+    whole_folder,
+    write_manifest,
+)
 from exgrpo_cli.base.versions import install_command
 
 Notice = Callable[[str], None]
@@ -64,6 +72,8 @@ def cached_folder(
                 return folder
             notice(f"{folder} is built again: {damage}")
             folder.unlink() if folder.is_symlink() or not folder.is_dir() else shutil.rmtree(folder)
+        # Folders of other names as well: nobody may ever ask for those again.
+        remove_abandoned(root)
         with whole_folder(folder) as partial:
             build(partial)
             write_manifest(partial)

@@ -111,8 +111,8 @@ class Watchdog:
     def _give_up(self, phase: str, seconds: float) -> None:
         what = f"rank {self._rank} has been in phase {phase!r} for {seconds:.0f} s, more than {self._seconds:.0f} s"
         error = RunError(
-            f"{what} (run.phase_timeout). Where every rank was is in {self._stacks}; go on from the last checkpoint "
-            f"with: exgrpo train --resume --output {self._run}"
+            f"{what} (run.phase_timeout, which --set may raise). Where every rank was is in {self._stacks}; go on from "
+            f"the last checkpoint with: exgrpo train --resume --output {self._run}"
         )
         say(f"exgrpo: {error}")
         # What follows writes to a disk, which may be what hangs.

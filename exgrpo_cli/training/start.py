@@ -157,7 +157,8 @@ def check_start(start: RunStart) -> tuple[str, ...]:
 
 def resumed_config(run_folder: Path, *, files: Author = Author.FILE, **asked: Any) -> Config:
     """The run's own configuration; what is `asked` of `build_config` may repeat it, raise `run.steps`, and change how
-    many ranks there are and how long they wait for one another. More ranks share the threads of fewer.
+    many ranks there are, how long they wait for one another and how long a phase may last. More ranks share the threads
+    of fewer.
 
     A run's config.toml holds the horizon its schedule began with, so more steps do not stretch a decay unless
     `optim.horizon` is set as well. Raises InputError when `run_folder` holds no run, and naming any other setting that
@@ -177,7 +178,8 @@ def resumed_config(run_folder: Path, *, files: Author = Author.FILE, **asked: An
             if value != before[section][key] and f"{section}.{key}" not in RESUMABLE:
                 raise InputError(
                     f"--resume keeps the run's own {section}.{key} = {before[section][key]!r}, not {value!r}: "
-                    "only --steps may be raised, and --nproc changed. Leave it out, or start a new run."
+                    "only --steps may be raised, and --nproc, run.rank_timeout and run.phase_timeout changed. Leave it "
+                    "out, or start a new run."
                 )
     if wanted.run.steps < own.run.steps:
         raise InputError(
@@ -242,7 +244,9 @@ def train_in_ranks(start: RunStart, config: Config, flags: Sequence[str]) -> int
         if start.resume:
             # All but these is the run's own.
             command += ["--resume", "--steps", str(config.run.steps), "--set", f"optim.horizon={config.optim.horizon}"]
-            command += ["--set", f"run.rank_timeout={config.run.rank_timeout}", "--nproc", str(config.run.nproc)]
+            for name in ("rank_timeout", "phase_timeout"):
+                command += ["--set", f"run.{name}={getattr(config.run, name)}"]
+            command += ["--nproc", str(config.run.nproc)]
         else:
             file = Path(folder) / "config.toml"
             file.write_text(to_toml(config), encoding="utf-8")

@@ -35,6 +35,38 @@ main.main()
 """
 
 
+WHILE_AN_OBJECT_DIES = """
+import os, signal, time, typer, weakref
+import exgrpo_cli.commands
+
+class Thing:
+    pass
+
+def die(reference):
+    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(1000):
+        pass
+
+app = typer.Typer()
+
+@app.command()
+def work():
+    print("working", flush=True)
+    thing = Thing()
+    reference = weakref.ref(thing, die)
+    del thing
+    time.sleep(60)
+
+raise SystemExit(exgrpo_cli.commands.run([], app))
+"""
+
+
+def test_an_interruption_while_an_object_dies_is_not_lost() -> None:
+    """Python drops what is raised there, with a traceback on stderr."""
+    process = started(WHILE_AN_OBJECT_DIES, line=b"working\n")
+    assert (process.communicate(timeout=45)[1], process.returncode) == (b"exgrpo: interrupted.\n", 130)
+
+
 def started(script: str, *, line: bytes) -> subprocess.Popen[bytes]:
     # Of a suite that runs in the background of a shell Ctrl-C is ignored, and its children would inherit that.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -17,7 +17,7 @@ def test_which_settings_each_role_holds():
         *("grading." + name for name in ("workers", "deadline_seconds", "memory_mb")),
     } == NOT_HASHED
     assert {"run.threads", "run.device", "run.nproc", "optim.horizon", "optim.warmup_steps"} == PINNED
-    assert {"run.steps", "run.nproc", "run.rank_timeout", "optim.horizon"} == RESUMABLE
+    assert {"run.steps", "run.nproc", "run.rank_timeout", "run.phase_timeout", "optim.horizon"} == RESUMABLE
 
 
 @dataclass(frozen=True, kw_only=True)

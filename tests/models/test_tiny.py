@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Tokenizer
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import write_manifest
+from exgrpo_cli.base.files import partial_path, write_manifest
 from exgrpo_cli.config.sections.run import TinySettings
 from exgrpo_cli.models.cache import cached_folder
 from exgrpo_cli.models.tiny import (
@@ -210,14 +210,14 @@ def build(folder):
     time.sleep(seconds)
     (folder / "two").write_text("2")
 
-print(cached_folder(name="thing", key={"a": 1}, build=build, notice=print, cache_dir=root))
+print(cached_folder(name=sys.argv[3], key={"a": 1}, build=build, notice=print, cache_dir=root))
 """
 
 
-def start_builder(root: Path, seconds: float) -> subprocess.Popen:
+def start_builder(root: Path, seconds: float, name: str = "thing") -> subprocess.Popen:
     project = str(Path(__file__).parents[2])
     environment = os.environ | {"PYTHONPATH": project}
-    command = [sys.executable, "-c", BUILDER, str(root), str(seconds)]
+    command = [sys.executable, "-c", BUILDER, str(root), str(seconds), name]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
@@ -230,7 +230,10 @@ def test_two_processes_build_once(tmp_path):
     assert sorted(json.loads((folder / "manifest.json").read_text())["files"]) == ["one", "two"]
 
 
-def test_a_killed_build_leaves_nothing_that_looks_finished(tmp_path):
+@pytest.mark.parametrize("next_name", ["thing", "other"])
+def test_a_killed_build_leaves_nothing_that_looks_finished_nor_anything_after_the_next(tmp_path, next_name):
+    at_work = partial_path(tmp_path / "third")
+    at_work.mkdir()
     builder = start_builder(tmp_path, 60.0)
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob(".thing-*.partial-*/one")):
@@ -239,10 +242,10 @@ def test_a_killed_build_leaves_nothing_that_looks_finished(tmp_path):
     builder.send_signal(signal.SIGKILL)
     builder.communicate()
     assert [path for path in tmp_path.glob("thing-*") if path.is_dir()] == []
-    output, _ = start_builder(tmp_path, 0.0).communicate(timeout=60)
+    output, _ = start_builder(tmp_path, 0.0, next_name).communicate(timeout=60)
     folder = Path(output.strip())
     assert (folder / "two").read_text() == "2"
-    assert [path for path in tmp_path.glob("*thing-*") if path.is_dir()] == [folder]
+    assert {path for path in tmp_path.iterdir() if path.is_dir()} == {folder, at_work}
 
 
 def test_the_cache_folder_follows_the_environment_and_is_named_where_it_cannot_be_written(tmp_path, monkeypatch):

@@ -53,7 +53,7 @@ class RunSettings:
     """Ranks to start on this host; 0 is one per visible GPU (one on a CPU)."""
     rank_timeout: float = setting(60.0, DURATION, role="machine", resumable=True)
     """Minutes that ranks wait for one of them before the run ends: more than their rollouts end apart."""
-    phase_timeout: float = setting(120.0, PAUSE, role="machine")
+    phase_timeout: float = setting(120.0, PAUSE, role="machine", resumable=True)
     """Minutes a phase (rollout, update, sync, validation, ...) may last before the run ends with the stacks of ranks
     that hang in `stacks/`; 0 waits without limit."""
     save_every: int = setting(25, POSITIVE, role="machine")

@@ -35,7 +35,8 @@ def test_steps_may_be_raised_and_the_decay_keeps_its_horizon(run_folder):
     assert (longer.run.steps, longer.optim.horizon) == (200, 150)
     stretched = resumed_config(run_folder, options={"run": {"steps": 200}}, assignments=["optim.horizon=200"])
     assert stretched.optim.horizon == 200
-    assert resumed_config(run_folder, assignments=["run.rank_timeout=120"]).run.rank_timeout == 120
+    longer = resumed_config(run_folder, assignments=["run.rank_timeout=120", "run.phase_timeout=0"])
+    assert (longer.run.rank_timeout, longer.run.phase_timeout) == (120, 0)
 
 
 @pytest.mark.parametrize(("nproc", "threads"), [(1, 6), (2, 6), (4, 3), (16, 1)])
