@@ -151,7 +151,9 @@ def _format_of(file: Path) -> str:
 
 @contextmanager
 def _explained(file: Path) -> Iterator[None]:
-    """Raise what reading raises as an InputError that names the file."""
+    """Raise what reading raises as an InputError that names the file, and one for what might never end."""
+    if file.exists() and not file.is_file():
+        raise InputError(f"{file} is a device, a pipe or a folder: name a file of questions.")
     try:
         yield
     except FileNotFoundError:

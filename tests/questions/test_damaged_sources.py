@@ -1,7 +1,9 @@
 """Sources damaged at random: other values at random places, other bytes; each is read, or one line names the file."""
 
 import json
+import os
 import random
+import re
 
 import pytest
 from question_sources import read, write
@@ -44,6 +46,15 @@ def harm(data: bytearray, rng: random.Random) -> bytes:
             case 3 if place:
                 del data[place:]
     return bytes(data)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_pipe_is_not_waited_for(tmp_path, suffix):
+    path = tmp_path / f"set{suffix}"
+    os.mkfifo(path)
+    for reading in (read, read_questions):
+        with pytest.raises(InputError, match=rf"set{re.escape(suffix)} is a device, a pipe or a folder"):
+            reading(path)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
