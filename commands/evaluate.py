@@ -1,6 +1,7 @@
 """`exgrpo evaluate`: score a model on benchmarks, or compare two results."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -133,12 +134,14 @@ def _print_plan(shown: Mapping[str, Any]) -> None:
 
 def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
     """The score on stdout, the plot and the tables in the results folder."""
-    from exgrpo_cli.base.reporter import print_table
+    from exgrpo_cli.base.reporter import make_reporter, print_table
     from exgrpo_cli.evaluation.comparison import score_table
     from exgrpo_cli.evaluation.results import ungraded
 
     titles = report.table.titles
-    _plot(report.table, report.folder)
+    with closing(make_reporter(quiet=quiet)) as reporter:
+        reporter.phase("drawing the figures")
+        _plot(report.table, report.folder)
     cli.print_json(report.to_json()) if json else print_table(score_table(report.table))
     for name, result in report.results.items():
         if failures := ungraded(result):

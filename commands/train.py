@@ -15,7 +15,9 @@ from exgrpo_cli.commands.cli import option
 from exgrpo_cli.commands.report import write_page
 
 if TYPE_CHECKING:
+    from exgrpo_cli.base.reporter import Reporter
     from exgrpo_cli.machine.settle import Plan
+    from exgrpo_cli.ranks import Ranks
     from exgrpo_cli.training.start import RunRequest, RunStart
 
 
@@ -116,15 +118,11 @@ def train(
             _end(start, read_summary(start.folder / "summary.json"), speech)
         return
     cli.talk(start.line(), quiet=speech.quiet or dry_run or check or not speaks)
-    from exgrpo_cli.machine.settle import require_runnable, settle
-    from exgrpo_cli.machine.survey import survey_machine
-    from exgrpo_cli.ranks import Ranks
-
-    ranks = Ranks.of_environment()
     silent = speech.quiet or dry_run or not speaks
-    with ranks.together(), closing(make_reporter(quiet=silent)) as reporter:
-        # What is imported here, and what the hub is asked for, takes its time.
-        reporter.phase("getting ready")
+    with closing(make_reporter(quiet=silent)) as reporter, (ranks := _load(reporter)).together():
+        from exgrpo_cli.machine.settle import require_runnable, settle
+        from exgrpo_cli.machine.survey import survey_machine
+
         config, plan = settle(start.config, survey_machine(), ranks, fetch=not dry_run)
         if dry_run or check:
             # Questions are not what a check measures, but one that is well says that the run can start.
@@ -153,14 +151,22 @@ def train(
                 config, start.folder, resume=start.resume, reporter=reporter, ranks=ranks, time_limit=time_limit,
                 plan=plan,
             )  # fmt: skip
-        reporter.close()
         if check:
+            reporter.close()
             if speaks:
                 cli.print_json(report) if speech.json else cli.write_data("\n".join(report_lines(report)))
             if not report["well"]:
                 raise typer.Exit(1)
         elif speaks:
-            _end(start, summary, speech)
+            _end(start, summary, speech, reporter)
+
+
+def _load(reporter: "Reporter") -> "Ranks":
+    """The ranks of this run, once what takes its time to import is there."""
+    reporter.phase("loading libraries")
+    from exgrpo_cli.ranks import Ranks
+
+    return Ranks.of_environment()
 
 
 def _launch(start: "RunStart", options: TrainOptions, speech: cli.Speech, *, dry_run: bool, check: bool) -> None:
@@ -199,9 +205,13 @@ def _print_plan(start: "RunStart", plan: "Plan", json: bool, *, speaks: bool) ->
         cli.write_data("\n".join(f"# {line}" for line in plan.lines()) + f"\n\n{text}", end="")
 
 
-def _end(start: "RunStart", summary: dict[str, Any], speech: cli.Speech) -> None:
+def _end(start: "RunStart", summary: dict[str, Any], speech: cli.Speech, reporter: "Reporter | None" = None) -> None:
     if start.config.run.plots:
+        if reporter is not None:
+            reporter.phase("writing the page of the run")
         write_page(start.folder, quiet=True)
+    if reporter is not None:
+        reporter.close()
     if speech.json:
         cli.print_json(summary)
         return
@@ -231,7 +241,8 @@ def _print_result(summary: dict[str, Any], start: "RunStart") -> None:
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     there = [name for name in ("report.html", "model", "plots", "checkpoints") if (folder / name).exists()]
     page = "; open its page report.html in a browser" if "report.html" in there else ""
-    cli.write_text(f"It all lies in {folder} ({size / 2**20:,.1f} MiB): {', '.join(there)}{page}")
+    large = f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"
+    cli.write_text(f"It all lies in {folder} ({large}): {', '.join(there)}{page}")
 
 
 def _next_commands(start: "RunStart") -> list[str]:

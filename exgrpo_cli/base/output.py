@@ -114,7 +114,7 @@ def loading_note(say: Callable[[str], None]) -> Iterator[None]:
         """Finds nothing: the finders after this one do the work."""
         if name in SLOW and watching in sys.meta_path:
             sys.meta_path.remove(watching)
-            say(f"exgrpo: loading {name}")
+            say("exgrpo: loading libraries")
 
     watching: Any = SimpleNamespace(find_spec=find_spec)
     sys.meta_path.insert(0, watching)

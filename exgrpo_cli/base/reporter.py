@@ -6,7 +6,7 @@ Everything of it goes to stderr; stdout belongs to the command's data, of which 
 import math
 import textwrap
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from typing import Any
@@ -92,6 +92,16 @@ class Reporter:
     def close(self) -> None:
         """Take what is live off the terminal."""
 
+    def sampling(self, total: int, what: str) -> Callable[[int], None]:
+        """A function that is told how many of `total` answers are sampled; they are graded until something else is."""
+
+        def tell(done: int) -> None:
+            self.progress(done, total, what)
+            self.phase(f"{what}: grading" if done == total else "")
+
+        tell(0)
+        return tell
+
     @contextmanager
     def showing(self, what: str) -> Iterator[None]:
         """Work whose end alone is known: loading a model, starting an engine."""
@@ -176,10 +186,11 @@ class _Counted(ProgressColumn):
     """Amount done, time since the work began, and time left: by all of it, however slow."""
 
     def render(self, task: Task) -> Text:
-        first, elapsed = int(task.fields["first"]), task.elapsed or 0.0
-        if task.total is None:
+        first, at, elapsed = int(task.fields["first"]), float(task.fields["at"]), task.elapsed or 0.0
+        if task.total is None or task.completed <= first:
             return Text(_clock(elapsed), "dim")
-        left = elapsed / (task.completed - first) * (task.total - task.completed) if task.completed > first else 0.0
+        # By the pace until something was last done, so that the time left never grows while that goes on.
+        left = max(0.0, at / (task.completed - first) * (task.total - task.completed) - (elapsed - at))
         text = Text(f"{task.completed:,.0f} of {task.total:,.0f}  ").append(_clock(elapsed), "dim")
         return text.append(f", {_clock(left)} left", "dim") if left else text
 
@@ -189,9 +200,9 @@ class LiveReporter(Reporter):
 
     def __init__(self, console: Console) -> None:
         named = TextColumn("{task.description}", markup=False)
-        self._progress = Progress(named, BarColumn(bar_width=24), _Counted(), console=console)
+        self._progress = Progress(named, BarColumn(bar_width=20), _Counted(), console=console)
         self._tasks: dict[str, Task] = {}
-        self._phase = self._progress.add_task("", total=None, first=0)
+        self._phase = self._progress.add_task("", total=None, first=0, at=0.0)
         self._figures: RenderableType = ""
         self._live = Live(console=console, refresh_per_second=8, get_renderable=self._view)
         self._live.start()
@@ -212,7 +223,7 @@ class LiveReporter(Reporter):
         """See `Reporter.phase`; shown once it has lasted a moment."""
         task = self._progress.tasks[0]
         if what != task.description:
-            self._progress.reset(self._phase, description=what)
+            self._progress.reset(self._phase, description=what, visible=False)
         _set(task, done, total)
 
     def step(self, line: Mapping[str, Any], total: int) -> None:
@@ -226,12 +237,14 @@ class LiveReporter(Reporter):
     def close(self) -> None:
         """See `Reporter.close`."""
         self.phase("")
-        self._live.stop()
+        if self._live.is_started:
+            self._live.stop()
+            self._live.console.print()
 
     def _advance(self, what: str, first: int, done: int, total: int) -> None:
         """Set the bar of some work, which began at `first` when it is new; it swings until something is done."""
         if what not in self._tasks:
-            self._progress.add_task(what, total=None, first=first)
+            self._progress.add_task(what, total=None, first=first, at=0.0)
             self._tasks[what] = self._progress.tasks[-1]
         _set(self._tasks[what], done, total)
 
@@ -244,6 +257,8 @@ class LiveReporter(Reporter):
 
 def _set(task: Task, done: int, total: int) -> None:
     """Set a bar, which swings until something is done."""
+    if task.completed != done:
+        task.fields["at"] = task.elapsed or 0.0
     task.completed, task.total = done, total if done > task.fields["first"] else None
 
 
@@ -283,7 +298,8 @@ def step_view(line: Mapping[str, Any], group_size: int, heldout: str) -> dict[st
         stored = f"{used} stored rollouts are trained on, beside the new ones" if used else "new rollouts alone"
         rows["phase"] = f"{line['phase']}: {stored}"
         counts = [line[f"replay/{name}"] for name in ("questions", "trajectories", "retired")]
-        rows["buffer"] = "{:,} questions with {:,} correct rollouts; {:,} questions retired".format(*counts)
+        stored = "{:,} questions with {:,} correct rollouts; {:,} questions retired".format(*counts)
+        rows["buffer"] = stored if any(counts) else "empty"
         if counts[0]:
             held = {k: line.get(f"replay/bucket/{k}", 0) for k in range(1, group_size)}
             most = max(held.values(), default=0) or 1

@@ -248,8 +248,7 @@ def _run(plan: EvaluationPlan, session: Session, reporter: Reporter) -> dict[str
             if left:
                 with reporter.showing(f"loading {plan.model}"):
                     respond = prepared.open()
-                began, whole = time.monotonic(), len(left) * protocol.samples
-                reporter.progress(0, whole, name)
+                began = time.monotonic()
                 evaluation = sample_and_grade(
                     left,
                     respond,
@@ -261,7 +260,7 @@ def _run(plan: EvaluationPlan, session: Session, reporter: Reporter) -> dict[str
                     samples=protocol.samples,
                     seed=plan.request.seed,
                     on_record=lambda record: folder.append([record]),
-                    on_sampled=lambda sampled: reporter.progress(sampled, whole, name),
+                    on_sampled=reporter.sampling(len(left) * protocol.samples, name),
                 )
                 tokens = sum(sample.num_tokens for sample in evaluation.all_samples)
                 reporter.note(f"{name}: {tokens / (time.monotonic() - began):,.0f} tokens/s")

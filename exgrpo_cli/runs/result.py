@@ -302,7 +302,8 @@ def learnt(heldout: Mapping[str, Any]) -> str:
 
 def how_asked(score: Mapping[str, Any], name: str, temperature: float) -> str:
     """Questions behind a held-out score, of the set `name`, and their sampling."""
-    return f"{score['questions']} questions of {name}, {score['samples']} answers each at temperature {temperature:g}"
+    each = "1 answer" if score["samples"] == 1 else f"{score['samples']} answers"
+    return f"{score['questions']} questions of {name}, {each} each at temperature {temperature:g}"
 
 
 def remarks(score: Mapping[str, Any]) -> str:

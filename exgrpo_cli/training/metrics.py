@@ -287,8 +287,6 @@ def ask(run: ActiveRun, questions: Sequence[Question], what: str, asked: str) ->
         parts, settings = run.parts, run.parts.config.validation
         together = parts.config.rollout.tensor_parallel
         own = parts.ranks.scatter(questions, together=together)
-        whole = len(own) * settings.samples
-        run.reporter.progress(0, whole, what)
         evaluation = sample_and_grade(
             [QuestionRecord(question=question, options=options_of(question)) for question in own],
             from_generator(local_generator(parts.generator), parts.backbone.decode, parts.prompts),
@@ -301,7 +299,7 @@ def ask(run: ActiveRun, questions: Sequence[Question], what: str, asked: str) ->
             ),
             samples=settings.samples,
             seed=settings.seed,
-            on_sampled=lambda done: run.reporter.progress(done, whole, what),
+            on_sampled=run.reporter.sampling(len(own) * settings.samples, what),
         )
         evaluation = Evaluation(records=tuple(parts.ranks.gather_in_order(evaluation.records, together=together)))
         if parts.ranks.is_main:

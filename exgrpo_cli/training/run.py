@@ -104,7 +104,7 @@ def train(
         return finish(run)
 
 
-STOPPING = "stopping after this step, which is saved then; Ctrl-C again stops now and loses it"
+STOPPING = "stopping after this step (saved then); Ctrl-C again to stop now and lose it"
 
 
 def stopped_text(folder: RunFolder, config: Config, moment: str) -> str:
@@ -218,7 +218,7 @@ def finish(run: ActiveRun) -> dict[str, Any]:
             with run.timed("export"), writing(folder.model):
                 export_run_model(run, after)
             run.count_wall_time()
-            with run.watchdog.phase("closing"):
+            with run.phase("closing"):
                 summary = summarise(run, after)
                 if parts.ranks.is_main:
                     write_result(folder.path / RESULT_FILE, measure(folder.path, config, summary, state.visits))

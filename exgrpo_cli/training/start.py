@@ -80,7 +80,7 @@ class RunStart:
         """The line that comes before anything slow."""
         config = self.config
         saved = max(complete_steps(self.folder / "checkpoints"), default=0) if self.resume else 0
-        what = f"{config.run.method} on {config.backbone.name}, {self.folder}"
+        what = f"training {config.backbone.name} by {config.run.method} in {self.folder}"
         if self.resume:
             what = (
                 f"going on with {self.folder} after step {saved}"

@@ -206,7 +206,7 @@ PHASES_IN_WORDS |= {
     "sync": "handing over the weights",
 }
 PHASES_IN_WORDS = {name: f"this step: {what}" for name, what in PHASES_IN_WORDS.items()}
-PHASES_IN_WORDS |= {"checkpoint": "saving a checkpoint", "export": "writing the model"}
+PHASES_IN_WORDS |= {"checkpoint": "saving a checkpoint", "export": "writing the model", "closing": "drawing figures"}
 """Words of the terminal for a phase; other phases have bars of their own."""
 
 
