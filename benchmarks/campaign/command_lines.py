@@ -56,6 +56,15 @@ VALUES = (
     "",
 )
 # fmt: on
+NEEDED = {
+    "folder": ["run"],
+    "runs": ["run"],
+    "model": ["--model", "run"],
+    "question": ["2 + 2 = ?"],
+    "to": ["--to", "a/b"],
+    "benchmarks": ["arithmetic"],
+}
+"""What a line that is right says of these."""
 
 
 def build(folder: Path) -> None:
@@ -90,8 +99,14 @@ def drawn(rng: random.Random) -> list[str]:
     name = rng.choice(sorted(commands))
     parameters = {own.name: own for own in commands[name].params if own.name not in ("help", "debug", "quiet")}
     line = [name]
-    for parameter in rng.sample(sorted(parameters), min(len(parameters), rng.randint(1, 3))):
-        line += _given(parameters[parameter], rng)
+    given = rng.sample(sorted(parameters), min(len(parameters), rng.randint(1, 3)))
+    for parameter in parameters:
+        if parameter in given:
+            line += _given(parameters[parameter], rng)
+        elif parameter in NEEDED and rng.random() < 0.9:
+            # What is wrong behind a missing argument is not reached without it.
+            argument = parameters[parameter].param_type_name == "argument"
+            line += NEEDED[parameter][-1:] if argument else NEEDED[parameter]
     if "assignments" in parameters or "set" in parameters:
         for _ in range(rng.randint(0, 2)):
             line += ["--set", _assignment(rng)]
