@@ -143,7 +143,7 @@ def inspect_part(table: str, path: Path) -> PartInfo:
     Raises DamagedBytes, FileNotFoundError where the part has got its final name since it was listed, and any other
     OSError of a file system that refuses it.
     """
-    name, first_ids, begins_checked = f"{table}/{path.name}", [], True
+    name, first_ids = f"{table}/{path.name}", []
     with reading(f"{name} is truncated or damaged"):
         if table == BODIES:
             with pa.memory_map(str(path)) as source:
@@ -158,16 +158,18 @@ def inspect_part(table: str, path: Path) -> PartInfo:
         else:
             with pa.OSFile(str(path)) as source, pq.ParquetFile(source) as file:
                 schema, num_rows, size = file.schema_arrow, file.metadata.num_rows, source.size()
-                begins_checked = not num_rows or bool(_CHECKED_PAGE.match(source.read_at(40, 0)))
                 footer, rows_end = file.metadata.serialized_size, (file.metadata.metadata or {}).get(ROWS_END, b"")
         if not schema.equals(SCHEMAS[table]):
             wrong = [str(column) for column in schema if column not in set(SCHEMAS[table])]
             missing = [str(column) for column in SCHEMAS[table] if column not in set(schema)]
             raise DamagedBytes(f"{name}: columns {wrong} instead of {missing}")
         content = msgspec.json.decode((schema.metadata or {}).get(METADATA_KEY, b"{}"), type=PartContent)
-        # Parts of versions that wrote no end have checksums, which few other programs write.
-        own = rows_end == b"%d" % (size - footer - _AFTER_FOOTER) if content.has_end else begins_checked
-        if not own:
+        if content.has_end:
+            is_own = rows_end == b"%d" % (size - footer - _AFTER_FOOTER)
+        else:
+            # Versions that noted no end wrote checksums, which few other programs do.
+            is_own = table == BODIES or not num_rows or _begins_checked(path)
+        if not is_own:
             raise DamagedBytes(f"{name}: another program has written its rows anew")
     first_step, last_step = steps_of(path)
     return PartInfo(
@@ -178,6 +180,11 @@ def inspect_part(table: str, path: Path) -> PartInfo:
         totals={name: content.totals.get(name, 0) for name in TABLES},
         batch_first_ids=tuple(first_ids),
     )
+
+
+def _begins_checked(path: Path) -> bool:
+    with path.open("rb") as file:
+        return bool(_CHECKED_PAGE.match(file.read(64)))
 
 
 @contextmanager
