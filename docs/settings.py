@@ -26,7 +26,7 @@ What wins over what is in [the command line](cli.md#where-a-setting-comes-from),
 """
 ABOUT = {"replay": "What is stored, when replay begins, what is drawn and where it goes ([methods](methods.md))."}
 BOOLS = {"`true`, `false`"}
-TYPES = {bool: next(iter(BOOLS)), str: "text", int: "whole", float: "any number"}
+TYPES = {bool: next(iter(BOOLS)), str: "text", int: "any whole number", float: "any number"}
 SHORTER = {
     "a finite number of at least 0": "0 or more",
     "a finite number above 0": "above 0",
@@ -77,7 +77,7 @@ def allowed(hint: Any, within: Any) -> list[str]:
     for long, short in SHORTER.items():
         text = text.replace(long, short)
     text = re.sub(r"(?<!\d)\d{7,}(?!\d)", lambda number: f"{int(number[0]):,}", text)
-    return [f"{'a list: ' if item is not hint else 'whole, ' if hint is int and text != 'whole' else ''}{text}"]
+    return [f"a list: {text}" if item is not hint else text]
 
 
 def needed(one: Field[Any]) -> Iterator[str]:
@@ -119,18 +119,15 @@ def section(name: str, kinds: tuple[type, ...]) -> str:
     """One section of the page: what it is about, and its table. Places that alone have a setting are named."""
     about = ABOUT.get(name) or " ".join((inspect.getdoc(kinds[0]) or "").split("\n\n")[0].split())
     lines = [f"## `[{name}]`", "", re.sub(r"; `docs/.*?`", "", about), ""]
-    lines += ["| setting | default | |", "|---|---|---|"]
+    lines += ["| setting and default | |", "|---|---|"]
     for row in rows(kinds).values():
         having = [each for some in row.defaults.values() for each in some]
-        default = "; ".join(
-            f"`{value}`" if len(row.defaults) == 1 else f"`{value}` ({', '.join(some)})"
-            for value, some in row.defaults.items()
-        )
-        if row.name == "composition":
-            default = f"`{next(iter(row.defaults))}`"
+        default, *others = row.defaults
+        unlike = [f"{', '.join(row.defaults[each])}: `{each}`" for each in others if row.name != "composition"]
         where = "" if len(having) == len(kinds) else f" ({', '.join(having)})"
         needs = f" {'; '.join(row.needs)[0].upper()}{'; '.join(row.needs)[1:]}." if row.needs else ""
-        lines.append(f"| `{row.name}`{where} | {default} | {row.text}{needs}{values(row)} |")
+        setting = f"`{row.name} = {default}`{where}{''.join(f' ({each})' for each in unlike)}"
+        lines.append(f"| {setting} | {row.text}{needs}{values(row)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -171,7 +171,7 @@ def test_the_page_of_settings_is_the_code_s():
 
     for name in flat(build_config()):
         section, key = name.split(".")
-        assert f"| `{key}`" in text.split(f"## `[{section}]`")[1].split("\n## ")[0], name
+        assert f"| `{key} = " in text.split(f"## `[{section}]`")[1].split("\n## ")[0], name
 
 
 def test_the_glossary_is_short_and_names_keys_that_exist():
