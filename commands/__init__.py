@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -106,7 +107,7 @@ def run(arguments: list[str], commands: typer.Typer = app) -> int:
             code = commands(arguments, prog_name="exgrpo", standalone_mode=False)
         sys.stdout.flush()
     except TyperException as error:
-        message = _one_line(_unknown_option(error) or error.format_message()).rstrip(".")
+        message = _one_line(_unknown_option(error) or _with_value(error)).rstrip(".")
         end = "" if message.endswith("?") else "."
         talk(f"exgrpo: {message}{end} See `{_help_line(arguments)}`.")
         return error.exit_code
@@ -182,6 +183,14 @@ def _unknown_option(error: TyperException) -> str:
         if name.startswith("--lora"):
             return f"No such option: {name}. All weights are trained, there is no LoRA"
     return f"No such option: {name}. Did you mean {' or '.join(found)}?" if found else ""
+
+
+def _with_value(error: TyperException) -> str:
+    """Message of an error of usage; of a value that does not fit its option, with that value."""
+    message = error.format_message().replace("Value error, ", "")
+    found = getattr(error.__cause__, "errors", list)()
+    value = shown(found[0]["input"]) if found else ""
+    return message if value in message else re.sub(": (?:Input )?", lambda _: f": {value} ", message, count=1)
 
 
 def _one_line(text: str) -> str:

@@ -43,8 +43,11 @@ def doctor(
         raise InputError(f"--backbone {backbone} says what --smoke runs: add --smoke, or leave --backbone out.")
     if smoke:
         from exgrpo_cli.config.layers import build_config
+        from exgrpo_cli.models.cache import require_model_folder
 
         build_config(backbone=backbone)
+        if backbone is not None and Path(backbone).is_dir():
+            require_model_folder(Path(backbone))
     talk("exgrpo: trying what is installed, which takes a while")
     with closing(make_reporter(quiet=False)) as reporter:
         reporter.phase("importing each package in a process of its own")

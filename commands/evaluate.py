@@ -139,10 +139,11 @@ def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
     from exgrpo_cli.evaluation.results import ungraded
 
     titles = report.table.titles
+    cli.print_json(report.to_json()) if json else print_table(score_table(report.table))
+    # Last: where they cannot be written the score is known.
     with closing(make_reporter(quiet=quiet)) as reporter:
         reporter.phase("drawing the figures")
         _plot(report.table, report.folder)
-    cli.print_json(report.to_json()) if json else print_table(score_table(report.table))
     for name, result in report.results.items():
         if failures := ungraded(result):
             cli.talk(f"{titles[name]}: {failures}", quiet=quiet)
@@ -187,7 +188,7 @@ def _plot(table: "ResultTable", folder: Path) -> None:
     """Figures of all models and benchmarks in three formats: `accuracy`, and `pass-at-k` where some k is above 1."""
     from exgrpo_cli.evaluation.comparison import measure
     from exgrpo_cli.show.figures.comparisons import accuracy_by_benchmark, pass_at_k_curves
-    from exgrpo_cli.show.figures.style import save
+    from exgrpo_cli.show.figures.written import save
 
     found = [
         (model, title, results[name])

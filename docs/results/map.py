@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from exgrpo_cli.runs.result import read_result
-from exgrpo_cli.show.figures.style import BLUE, FULL_WIDTH, GREEN, GREY, PURPLE, VERMILION, new_figure, save, styled
+from exgrpo_cli.show.figures.style import BLUE, GREEN, GREY, PURPLE, VERMILION, entitle, new_figure, styled
+from exgrpo_cli.show.figures.written import save
 from exgrpo_cli.studies.endpoints import SEEDS_FOR_A_VERDICT, Effect, effect_over_questions, pass_at_1, pass_at_n
 
 if TYPE_CHECKING:
@@ -157,12 +158,12 @@ def draw(panel: "Axes", endpoint: str) -> None:
         panel.axhline(row - 0.5, color="#E3E3E3", linewidth=0.5)
 
 
-def main() -> None:
-    """Draw, print."""
+def main(folder: Path) -> None:
+    """Draw into the folder, print."""
     from matplotlib.lines import Line2D
 
     with styled():
-        figure, panels = new_figure(columns=2, width=FULL_WIDTH, height=4.6)
+        figure, panels = new_figure(columns=2, width=7.0, height=4.6)
         for panel, endpoint in zip(panels, ENDPOINTS, strict=True):
             draw(panel, endpoint)
         panels[0].set_yticks(range(len(REGIMES)), list(REGIMES))
@@ -173,9 +174,9 @@ def main() -> None:
         few = Line2D([], [], color=GREY, marker="o", markersize=4.5, markerfacecolor="white", linestyle="")
         few.set_label("fewer than eight seeds: no finding")
         figure.legend(handles=[*marks, few], loc="outside lower center", ncols=2, columnspacing=1.5)
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER.parent / "images"
+    entitle(figure, "Where replay pays: what each kind of it adds to on-policy training, regime by regime")
     save(figure, folder, "map", formats=("png",))
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER.parent / "images")

@@ -109,7 +109,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Replace `path` by one line per row. Raises RunError as `write_whole` does."""
-    write_text(path, _json_lines(rows))
+    write_text(path, json_lines(rows))
 
 
 def append_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -117,7 +117,7 @@ def append_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
     Raises ValueError for NaN or infinity, and RunError where the disk refuses; earlier lines stay readable.
     """
-    lines = _json_lines(rows).encode()
+    lines = json_lines(rows).encode()
     try:
         with path.open("ab") as file:
             file.write(lines)
@@ -284,7 +284,8 @@ def _host() -> str:
     return f"{crc32(platform.node().encode()):08x}"
 
 
-def _json_lines(rows: Iterable[Mapping[str, Any]]) -> str:
+def json_lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    """A line of JSON for each row. Raises ValueError for NaN or infinity."""
     return "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
 
 

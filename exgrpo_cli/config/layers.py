@@ -149,7 +149,7 @@ def _backbone_layer(backbone: str | None, file_layer: Layer, config_file: Path |
         return {**layer, "backbone": {**layer.get("backbone", {}), "name": name}}
     folder = Path(backbone)
     local = backbone != "" and (folder.is_dir() or (folder.is_file() and is_gguf(backbone)))
-    if not local and not HUB_ID.fullmatch(backbone):
+    if not local and (folder.is_file() or not HUB_ID.fullmatch(backbone)):
         raise InputError(
             f"backbone {backbone!r} is neither a preset, nor a folder, nor a GGUF file, nor a hub id (owner/name)."
             f"{nearest(backbone, presets)}"

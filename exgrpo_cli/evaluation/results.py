@@ -28,6 +28,7 @@ from exgrpo_cli.base.files import (
     append_json_lines,
     drop_torn_line,
     file_digest,
+    json_lines,
     read_json,
     read_json_lines,
     require_shape,
@@ -35,6 +36,7 @@ from exgrpo_cli.base.files import (
     values_digest,
     write_json,
     write_json_lines,
+    write_text,
     write_whole,
 )
 from exgrpo_cli.base.types import AnswerFormat, Verdict
@@ -97,11 +99,14 @@ class ResultsFolder:
         folder._acquire()
         try:
             if folder._protocol.is_file():
-                folder._check(stamp, records)
+                folder._check_stamp(stamp)
+            if folder._questions.is_file() or folder._records.is_file():
+                folder._check_questions(records)
             else:
                 rows = ({key: value for key, value in asdict(each).items() if key != "samples"} for each in records)
-                write_json_lines(folder._questions, rows)
-                folder.write_stamp(stamp)
+                text = json_lines(rows)
+                folder.write_stamp(stamp, hashlib.sha256(text.encode()).hexdigest())
+                write_text(folder._questions, text)
         except BaseException:
             folder.close()
             raise
@@ -111,7 +116,10 @@ class ResultsFolder:
     def check_place(cls, path: Path) -> None:
         """Raise InputError where no results folder is nor could be made."""
         folder = cls(path)
-        if path.exists() and (not path.is_dir() or (any(path.iterdir()) and not folder._protocol.is_file())):
+        # A lock or half a protocol is what a set-up that was stopped leaves.
+        if path.exists() and not (
+            path.is_dir() and (folder._protocol.is_file() or all(own.name[0] == "." for own in path.iterdir()))
+        ):
             raise InputError(f"{path} exists and is no results folder (no protocol.json): choose another --output.")
         require_writable(folder._protocol)
 
@@ -134,13 +142,15 @@ class ResultsFolder:
                 f"{self.path / '.lock'} cannot be written ({error.strerror}): allow it, or work on a copy."
             ) from error
 
-    def _check(self, stamp: Stamp, records: Sequence[QuestionRecord]) -> None:
+    def _check_stamp(self, stamp: Stamp) -> None:
         unlike = differences(self.stamp, stamp, may_differ=MAY_DIFFER_ON_RESUME)
         if unlike:
             raise InputError(
                 f"{self.path} holds results of another protocol: {'; '.join(unlike)}. Choose another --output, or "
                 "remove the folder."
             )
+
+    def _check_questions(self, records: Sequence[QuestionRecord]) -> None:
         for found, wanted in zip_longest(self.questions(), records):
             if found != wanted:
                 place = (found or wanted).question.id
@@ -167,9 +177,9 @@ class ResultsFolder:
         """Whether a version wrote the protocol that writes checksums to all files of the folder."""
         return bool(self._sealed_stamp()[1])
 
-    def write_stamp(self, stamp: Stamp) -> None:
+    def write_stamp(self, stamp: Stamp, questions: str | None = None) -> None:
         """Replace `protocol.json`, with the checksums of itself and of the questions."""
-        sums = {"protocol": values_digest(stamp), "questions": file_digest(self._questions)}
+        sums = {"protocol": values_digest(stamp), "questions": questions or file_digest(self._questions)}
         write_json(self._protocol, {**stamp, _SUMS: sums})
 
     @property

@@ -1,6 +1,7 @@
 """A page: titled sections of paragraphs, tables, figures and responses, rendered as one self-contained HTML file."""
 
 import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +14,23 @@ from rich.table import Table as RichTable
 from exgrpo_cli.base.errors import ExgrpoError
 from exgrpo_cli.base.files import write_text
 from exgrpo_cli.base.output import printable
-from exgrpo_cli.show.figures.style import as_svg
+from exgrpo_cli.show.figures import style
+from exgrpo_cli.show.figures.written import as_svg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawn
 
 NOT_SHOWN = "Not shown: "
 """Before what is wrong with the files of a section."""
-PIXELS_PER_INCH = 110
-"""Pixels per inch of a figure on a wide screen."""
-LEAST_SHARE = 0.62
-"""Share of that width to which a narrow screen shrinks it: below, its text cannot be read, and it is scrolled."""
+SMALL = 4
+"""Most columns of a table that takes half of a wide screen."""
+THEME = {
+    **dict(zip(style.CYCLE, ("blue", "vermilion", "green", "orange", "purple", "sky"), strict=True)),
+    **{style.BLACK: "ink", style.SOFT: "soft", style.GREY: "grey", "#FFFFFF": "paper", "#E3E3E3": "line"},
+}
+"""Names that the page has for the colours of figures, light and dark."""
+WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+"""Captions of figures, descriptions of files."""
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
@@ -38,12 +45,22 @@ class Paragraph:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FigureBlock:
-    """A figure as SVG with a line about how to read it."""
+    """A figure as SVG with its title and a line about how to read it."""
 
     kind = "figure"
     name: str
+    title: str
     svg: Markup
     caption: str
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Files by their address from the page, each with what it is; without addresses they are only named."""
+
+    kind = "links"
+    files: Mapping[str, str]
+    linked: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +75,7 @@ class Response:
     good: bool
 
 
-Block = Paragraph | RichTable | FigureBlock | Response
+Block = Paragraph | RichTable | FigureBlock | Response | Links
 """A table with its title and caption above it; what is flush left is text, and may be broken over lines."""
 
 
@@ -67,6 +84,8 @@ class Page:
     """A whole page."""
 
     title: str
+    headline: str
+    """One sentence: what it was and what came of it."""
     subtitle: str
     sections: Mapping[str, Sequence[Block]]
     """By title."""
@@ -78,10 +97,11 @@ def warning(text: str) -> Paragraph:
     return Paragraph(text, "warning")
 
 
-def gather(sections: Mapping[str, Iterator[Block]]) -> dict[str, list[Block]]:
-    """Sections that have a block, each up to where a file that it needs is missing or damaged: that is said there."""
+def gather(sections: Mapping[str, Sequence[Iterator[Block]]]) -> dict[str, list[Block]]:
+    """Sections that have a block, each of their parts up to where a file that it needs is missing or damaged: that is
+    said there."""
     gathered: dict[str, list[Block]] = {}
-    for title, blocks in sections.items():
+    for title, blocks in ((title, part) for title, parts in sections.items() for part in parts):
         try:
             for block in blocks:
                 gathered.setdefault(title, []).append(block)
@@ -95,7 +115,7 @@ def write_page(page: Page, path: Path) -> None:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_finished
     )
-    environment.globals["cells"] = cells
+    environment.globals |= {"cells": cells, "SMALL": SMALL}
     write_text(path, environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(page=page))
 
 
@@ -104,17 +124,21 @@ def _finished(value: object) -> object:
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def figure_block(name: str, figure: "Drawn", captions: Mapping[str, str]) -> FigureBlock:
-    """The figure inline: as wide as the page lets it be up to its own size, and without metadata."""
-    svg = as_svg(figure, dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    svg = svg[svg.index("<svg") :]
-    width = PIXELS_PER_INCH * figure.get_figwidth()
-    style = f"max-width: {width:.0f}px; min-width: {LEAST_SHARE * width:.0f}px"
-    svg = re.sub(r' width="[^"]*" height="[^"]*"', f' style="{style}"', svg, count=1)
+def figure_block(name: str, figure: "Drawn") -> FigureBlock:
+    """The figure inline, as wide as the page lets it be, in the page's colours, its title apart, without metadata.
+
+    Of its caption those sentences whose word the figure has.
+    """
+    caption = " ".join(said for word, said in WORDS["captions"][name].items() if word in style.words_of(figure))
+    title = style.title_of(figure)
+    svg = as_svg(figure, dict.fromkeys(("Date", "Creator", "Format", "Type")), entitled=False)
+    svg = re.sub(r' width="[^"]*" height="[^"]*"', "", svg[svg.index("<svg") :], count=1)
+    for colour, own in THEME.items():
+        svg = re.sub(rf"\b(fill|stroke): {colour}\b", rf"\1: var(--{own})", svg, flags=re.IGNORECASE)
     # Ids are counted anew in every figure, and one page has one space of ids.
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'(xlink:href="|url\()#', rf"\1#{name}-", svg)
-    return FigureBlock(name=name, svg=Markup(svg), caption=captions[name])
+    return FigureBlock(name=name, title=title or name, svg=Markup(svg), caption=caption)
 
 
 def cells(table: RichTable) -> list[tuple[str, ...]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from exgrpo_cli.base.errors import DamageWarning, InputError
+from exgrpo_cli.base.errors import DamageWarning, ExgrpoError, InputError
 from exgrpo_cli.base.files import NUMBER, Shape, read_json, require_shape
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.settings import PINNED, Config, flat, resolve
@@ -20,9 +20,12 @@ from exgrpo_cli.runs.folder import CHECKSUMS_FILE, REPORT_FILE, RunFolder, read_
 from exgrpo_cli.runs.result import RunResult, read_summary, remarks
 from exgrpo_cli.show import statistics, tables
 from exgrpo_cli.show.figures import run as figures
+from exgrpo_cli.show.headline import run_headline, study_headline
 from exgrpo_cli.show.page import (
     NOT_SHOWN,
+    WORDS,
     Block,
+    Links,
     Page,
     Paragraph,
     Response,
@@ -35,8 +38,9 @@ from exgrpo_cli.show.queries import draw_names
 from exgrpo_cli.show.record import changes, keeps_experience, read_config, read_run
 from exgrpo_cli.studies import output
 from exgrpo_cli.studies.claims import claim_outcomes
+from exgrpo_cli.studies.endpoints import SEEDS_FOR_A_VERDICT
 from exgrpo_cli.studies.measure import new_fall, read_validations
-from exgrpo_cli.studies.report import compare_runs
+from exgrpo_cli.studies.report import Numbers, compare_runs
 from exgrpo_cli.studies.study import (
     BASELINE,
     PLAN_FILE,
@@ -50,22 +54,17 @@ from exgrpo_cli.studies.study import (
 )
 from exgrpo_cli.training.step.guards import Guards
 
-WORDS: Shape = dict.fromkeys(("prompt", "answer", "text", "verdict"), str)
-SAMPLE: Shape = WORDS | {"reward": NUMBER, "num_tokens": int, "experiential": bool}
+SAMPLE: Shape = {
+    **dict.fromkeys(("prompt", "answer", "text", "verdict"), str),
+    **{"reward": NUMBER, "num_tokens": int, "experiential": bool},
+}
 """Keys of a row of samples/ that are shown."""
 RESPONSES_SHOWN = 3
 """Right ones and wrong ones, each."""
+ABREAST = 5
+"""Arms beside each other in a table that fits a screen."""
 SAMPLE_FILES = 20
 """Files of the newest steps, in which responses are looked for."""
-STUDY_CAPTIONS = {
-    "ablation": "Held-out pass@1 after training: mean over seeds with its 95 % interval; circles are seeds.",
-    "differences": "The same seed with and without: an interval that leaves out 0 speaks for a difference.",
-    "curves": "Held-out pass@1 over the steps; bands are 95 % intervals over seeds.",
-    "curves-tokens": "The same against tokens generated: arms of equal steps differ in what they cost.",
-    "memorising": "pass@1 of training and held-out questions before and after training, means over seeds; over each "
-    "panel the distinct questions rolled out.",
-    "claims": "The contrasts of each claim with their 95 % intervals; the bar is what an effect must exceed.",
-}
 
 
 def write_report(folder: Path, path: Path | None = None) -> Path:
@@ -75,9 +74,10 @@ def write_report(folder: Path, path: Path | None = None) -> Path:
     that is neither, RunError where the page cannot be written.
     """
     if is_run(folder):
-        page, runs = run_page(folder), [folder]
+        page, runs = run_page(folder, linked=path is None), [folder]
     elif os.path.lexists(folder / PLAN_FILE) or any(folder.glob("*/seed-*/config.toml")):
-        page, runs = study_page(folder), sorted(file.parent for file in folder.glob(f"*/seed-*/{CHECKSUMS_FILE}"))
+        page = study_page(folder, linked=path is None)
+        runs = sorted(file.parent for file in folder.glob(f"*/seed-*/{CHECKSUMS_FILE}"))
     else:
         raise InputError(f"{folder} is neither a run (no config.toml) nor a study (no ARM/seed-N/config.toml).")
     path = path or folder / REPORT_FILE
@@ -99,41 +99,46 @@ def is_run(path: Path) -> bool:
     return (path / "config.toml").is_file() or (path / "metrics.jsonl").is_file()
 
 
-def run_page(run: Path) -> Page:
-    """The page of a run folder, each section as far as its files allow."""
+def run_page(run: Path, *, linked: bool = False) -> Page:
+    """The page of a run folder, each section as far as its files allow; `linked` to its files where it lies there."""
     folder, name = RunFolder(run), run.resolve().name
     sections = {
-        "Result": _result(folder),
-        "Warnings": map(warning, _remarks(folder)),
-        "Learning": (figure_block(*drawn, figures.CAPTIONS) for drawn in figures.training_figures(run)),
-        "Verdicts and responses": _responses(folder),
-        "Replay": _replay(run),
-        "How to repeat it": _repeat(run),
-        "Versions": _versions(run),
+        "Result": (_figures(run, ("learning",)), _result(folder)),
+        "Warnings": (map(warning, map(_sentence, _remarks(folder))),),
+        "Training": (_figures(run, ("diagnostics", "learning-tokens", "memorising")),),
+        "Replay": (_replay(run),),
+        "Verdicts and responses": (_responses(folder),),
+        "How to repeat it": (_repeat(run),),
+        "Files": (_files(run, linked),),
+        "Versions": (_versions(run),),
     }
     try:
         config = read_config(run)
         drawn = ", ".join(draw_names(config.replay).values())
-        chosen = f"replay {drawn}" if config.replay.enabled else "no replay"
-        asked = f"questions {Path(config.data.train).name}, seed {config.run.seed}, {chosen}"
-        subtitle = f"{config.run.method} on {config.backbone.name}, {asked}."
-    except InputError:
-        subtitle = "Its settings cannot be read."
+        subtitle = f"Run {name}, seed {config.run.seed}, {f'replay {drawn}' if config.replay.enabled else 'no replay'}."
+        headline = run_headline(run)
+    except (ExgrpoError, OSError) as error:
+        headline, subtitle = f"Run {name} cannot be read whole.", f"{NOT_SHOWN}{error}"
     return Page(
         title=f"Run {name}",
+        headline=headline,
         subtitle=subtitle,
         sections=gather(sections),
         footer=f"Made by exgrpo report from {name}/: everything on this page is in that folder.",
     )
 
 
+def _figures(run: Path, names: Sequence[str]) -> Iterator[Block]:
+    for name, figure in figures.training_figures(run):
+        if name in names:
+            yield figure_block(name, figure)
+
+
 SCORE: tables.Columns = {
-    "": tables.of("when"),
     "pass@1": tables.of("pass_at_1", tables.number),
     "95 % interval": lambda score: f"{score['low']:.3f} to {score['high']:.3f}",
     "questions": tables.of("questions", tables.count),
-    "samples each": tables.of("samples"),
-    "beside it": lambda score: remarks(score).removeprefix("; ") or "-",
+    "responses to each": tables.of("samples"),
 }
 COSTS: tables.Columns = {
     "steps": tables.of("steps", tables.count),
@@ -152,12 +157,14 @@ def _result(folder: RunFolder) -> Iterator[Block]:
         yield Paragraph(f"Not finished: {steps} steps on record. The final figures are not known yet.")
         return
     summary = read_summary(folder.summary)
-    yield Paragraph(f"Finished after {summary['steps']} steps: {summary['finished']}.")
     heldout = summary["heldout"]
-    scores = [{"when": f"{name} training", **heldout[name]} for name in ("before", "after") if heldout[name]]
+    scores = {f"{name} training": heldout[name] for name in ("before", "after") if heldout[name]}
     if scores:
-        yield tables.table_of(f"Held-out questions: {heldout['set']}", SCORE, scores, words=True)
-    yield tables.facts_table("Cost and replay", COSTS, {"whole run": summary})
+        yield tables.facts_table(f"Held-out questions ({heldout['set']})", SCORE, scores)
+    yield tables.facts_table(f"Cost and replay (ended: {summary['finished']})", COSTS, {"whole run": summary})
+    for when, score in scores.items():
+        if also := remarks(score).removeprefix("; "):
+            yield Paragraph(f"{when.capitalize()}: {also}.")
     seconds = dict(sorted(summary["wall_seconds"].items(), key=lambda phase: -phase[1]))
     total = max(seconds["total"], 1e-9)
     times = [[name, f"{value:,.1f}", f"{value / total:.2f}"] for name, value in seconds.items()]
@@ -178,6 +185,10 @@ def _remarks(folder: RunFolder) -> Iterator[str]:
     skipped = read_metrics(folder.path).series("optim/updates_skipped")
     if total := int(skipped[skipped > 0].sum()):
         yield f"{total} updates were skipped; metrics.jsonl says why."
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 
 def _responses(folder: RunFolder) -> Iterator[Block]:
@@ -206,10 +217,12 @@ def _responses(folder: RunFolder) -> Iterator[Block]:
 def _replay(run: Path) -> Iterator[Block]:
     if read_config(run).replay.enabled:
         told = statistics.summarise(read_run(run))
+        yield Paragraph(WORDS["sections"]["Replay"])
         yield tables.overview({run.resolve().name: told})
-        yield tables.entropies(told)
         for name, figure in statistics.replay_figures(told):
-            yield figure_block(name, figure, figures.CAPTIONS)
+            yield figure_block(name, figure)
+        if told["entropy"]["by_bucket"]:
+            yield tables.entropies(told)
         yield Paragraph("exgrpo replay-stats RUN --step N shows what a step replayed, with the responses.")
 
 
@@ -247,6 +260,10 @@ def differing_settings(config: Config) -> list[list[str]]:
     ]
 
 
+def _files(run: Path, linked: bool) -> Iterator[Block]:
+    yield Links({name: words for name, words in WORDS["files"].items() if (run / name).exists()}, linked)
+
+
 def _versions(run: Path) -> Iterator[Block]:
     environment = read_json(run / "environment.json", {"packages": dict})
     versions = {**environment.pop("packages"), **environment}
@@ -254,19 +271,21 @@ def _versions(run: Path) -> Iterator[Block]:
     yield tables.listing("", ["package", "version"], rows, words=True)
 
 
-def study_page(folder: Path) -> Page:
-    """The page of a study folder, finished, running or with broken runs."""
+def study_page(folder: Path, *, linked: bool = False) -> Page:
+    """The page of a study folder, finished, running or with broken runs; `linked` to its runs where it lies there."""
     study, broken = read_study(folder)
     states, elsewhere = _run_states(study), carried(study)
     finished = sum(state.startswith("finished") for state, _ in states.values())
+    report = compare_runs(study)
     sections = {
-        **({"Claims": _claims(study)} if study.claims else {}),
-        "Result": _comparison(study),
-        "Runs": _runs(study, broken),
-        "Arms": _arms(study),
+        **({"Claims": (_claims(study),)} if study.claims else {}),
+        "Result": (_comparison(study, report),),
+        "Runs": (_runs(study, broken, linked),),
+        "Arms": (_arms(study),),
     }
     return Page(
         title=f"Study {study.name}",
+        headline=study_headline(report, seeds_needed=SEEDS_FOR_A_VERDICT),
         subtitle=f"{len(study.arms)} arms, {len(study.seeds)} seeds, against "
         f"{', '.join(study.baselines) or 'no baseline'}: {finished} of {len(states) + len(broken)} runs finished"
         f"{f', {len(elsewhere)} of them elsewhere' if elsewhere else ''}.",
@@ -336,25 +355,32 @@ def _claims(study: Study) -> Iterator[Block]:
     yield Paragraph("The effect is that of the contrast furthest from holding. How claims are stated: docs/claims.md.")
 
 
-def _comparison(study: Study) -> Iterator[Block]:
-    report = compare_runs(study)
+def _comparison(study: Study, report: Numbers) -> Iterator[Block]:
     if not report["arms"]:
         yield Paragraph("No run has finished yet.")
         return
-    yield from map(warning, report["warnings"])
-    yield output.rich_table(output.score_rows(report), output.TITLE)
-    yield output.rich_table(output.endpoint_rows(report), "other endpoints, difference from the baseline in brackets")
+    drawn = output.study_figures(study, report)
+    blocks = {name: figure_block(name, figure) for name, figure in drawn.items()}
+    yield from (blocks.pop(name) for name in ("curves", "differences") if name in blocks)
+    yield from map(warning, map(_sentence, report["warnings"]))
+    yield output.rich_table(output.score_rows(report), f"Arms: {output.TITLE}")
+    turned = list(zip(*output.endpoint_rows(report), strict=True))
+    for first in range(1, len(turned[0]), ABREAST):
+        part = [[row[0], *row[first : first + ABREAST]] for row in turned]
+        yield output.rich_table(part, "Other endpoints, difference from the baseline in brackets")
     budgets = "budgets as the claims state" if study.claims else f"equal in {study.equal}"
-    yield output.rich_table(output.spending_rows(report), f"spent, means over seeds; {budgets}")
-    for name, figure in output.study_figures(study, report).items():
-        yield figure_block(name, figure, STUDY_CAPTIONS)
+    yield output.rich_table(output.spending_rows(report), f"Spent, means over seeds; {budgets}")
+    yield from blocks.values()
 
 
-def _runs(study: Study, broken: list[tuple[Path, str]]) -> Iterator[Block]:
+def _runs(study: Study, broken: list[tuple[Path, str]], linked: bool) -> Iterator[Block]:
     rows = [[arm, str(seed), *state] for (arm, seed), state in _run_states(study).items()]
     yield tables.listing("", ["arm", "seed", "state", "steps"], rows)
     for path, reason in broken:
         yield warning(f"{NOT_SHOWN}{path.parent.name}/{path.name} cannot be read: {reason}")
+    pages = [run.folder / REPORT_FILE for run in study.runs if (run.folder / REPORT_FILE).is_file()]
+    if pages:
+        yield Links({str(path.relative_to(study.folder)): "page of the run" for path in pages}, linked)
     if study.runs:
         yield Paragraph(
             "A run's own page: exgrpo report STUDY/ARM/seed-N. Buffers: exgrpo replay-stats STUDY/ARM/seed-*"

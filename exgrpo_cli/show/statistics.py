@@ -18,8 +18,9 @@ from rich.table import Table
 from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.files import require_writable
 from exgrpo_cli.show import asked, queries, tables
-from exgrpo_cli.show.figures import run as figures
-from exgrpo_cli.show.figures.style import save
+from exgrpo_cli.show.figures import replay as figures
+from exgrpo_cli.show.figures.run import training_figures
+from exgrpo_cli.show.figures.written import save
 from exgrpo_cli.show.queries import Numbers
 from exgrpo_cli.show.record import LEDGER_FOLDER, RunRecord, read_config, read_run
 
@@ -37,7 +38,7 @@ class Statistic:
     """Its part of the object of `--json`."""
     tables: Sequence[Callable[[Numbers], Table | None]] = ()
     figures: "Mapping[str, Callable[[Numbers], Figure | None]]" = field(default_factory=dict)
-    """Maker of a figure by the name of its file; how to read it is in `figures.run.CAPTIONS`."""
+    """Maker of a figure by the name of its file; how to read it is in `words.toml`."""
 
 
 STATISTICS = (
@@ -144,7 +145,7 @@ def save_all(run: Path, *, heldout: Mapping[str, Any] | None = None) -> list[Pat
     gets its learning curve and diagnostics only. Raises InputError for a folder that is no run, RunError where a
     figure cannot be written.
     """
-    drawn = [figures.training_figures(run, heldout)]
+    drawn = [training_figures(run, heldout)]
     if read_config(run).replay.enabled and (run / LEDGER_FOLDER).is_dir():
         drawn.append(replay_figures(summarise(read_run(run))))
     return _saved(itertools.chain(*drawn), run / PLOTS_FOLDER)
@@ -171,7 +172,7 @@ def save_reports(reports: Mapping[str, Numbers], folders: Sequence[Path]) -> lis
     """All figures of every run into its folder, and of several runs one that compares them into the first."""
     paths: list[Path] = []
     for told, folder in zip(reports.values(), folders, strict=True):
-        paths += _saved(itertools.chain(figures.training_figures(Path(told["run"])), replay_figures(told)), folder)
+        paths += _saved(itertools.chain(training_figures(Path(told["run"])), replay_figures(told)), folder)
     if len(reports) > 1 and (compared := figures.buffers_compared(reports)):
         paths += save(compared, folders[0], "replay-comparison")
     return paths

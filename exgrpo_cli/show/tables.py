@@ -106,13 +106,13 @@ FACTS: Columns = {
 
 def overview(reports: Mapping[str, Numbers]) -> Table:
     """The main numbers, one column per run."""
-    return facts_table("Experience buffer", FACTS, reports)
+    return facts_table("Replay buffer", FACTS, reports)
 
 
 def facts_table(title: str, facts: Columns, told: Mapping[str, Any]) -> Table:
     """A row for each fact, a column for each of what they are `told` of."""
     rows = [[fact, *(cell(each) for each in told.values())] for fact, cell in facts.items()]
-    return listing(title, ["", *told], rows)
+    return listing(title, ["", *told], [row for row in rows if set(row[1:]) - {"", NO_VALUE}])
 
 
 def listing(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, words: bool = False) -> Table:

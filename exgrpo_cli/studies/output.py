@@ -13,7 +13,7 @@ from exgrpo_cli.base.statistics import t_interval
 from exgrpo_cli.runs.result import CurvePoint
 from exgrpo_cli.show.figures.comparisons import ArmCurve, ArmScore, arm_comparison, arm_curves, claims_figure
 from exgrpo_cli.show.figures.run import memorising_figure
-from exgrpo_cli.show.figures.style import save
+from exgrpo_cli.show.figures.written import save
 from exgrpo_cli.show.tables import Columns, of
 from exgrpo_cli.studies.endpoints import AT_EQUAL, ENDPOINTS
 from exgrpo_cli.studies.report import MAIN, Numbers, compare_runs

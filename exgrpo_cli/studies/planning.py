@@ -13,15 +13,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from exgrpo_cli.base.errors import InputError, shown
+from exgrpo_cli.base.files import require_writable
 from exgrpo_cli.config.layers import DEFAULT_METHOD, build_config, checked_assignments, read_config, read_method
 from exgrpo_cli.config.names import BUILT_IN, DIRECTIONS, GYM, check_functions, section_of_made
 from exgrpo_cli.config.sections import require_known
 from exgrpo_cli.config.settings import NOT_HASHED, PINNED, Author, Config, Layer, Written, resolve
+from exgrpo_cli.presets import preset_names
+from exgrpo_cli.questions.sources import check_source
 from exgrpo_cli.runs.result import RunResult, config_hash, find_results
 from exgrpo_cli.studies.claims import FIRST_SEED, Claim, arms_of, chosen_claims
 from exgrpo_cli.studies.study import (
     BASELINE,
     EQUAL,
+    PLAN_FILE,
     RESULTS_FOLDER,
     Arm,
     Study,
@@ -257,6 +261,7 @@ def plan_study(
     Raises InputError for a bad setting, arms whose folders have one name, a folder that holds the run of another
     configuration, or a damaged result.
     """
+    require_writable(folder / PLAN_FILE)
     request = request or StudyRequest()
     names: dict[str, str] = {}
     for arm in arms:
@@ -274,6 +279,8 @@ def plan_study(
     runs = with_results(runs, [result for place in places for result in find_results(place)], equal)
     study = Study(name=folder.name, folder=folder, arms=tuple(arms), runs=tuple(runs), equal=equal)
     _require_same_settings(study, request)
+    for source in {run.config.data.train for run in runs if run.state != "finished"} - set(preset_names("benchmarks")):
+        check_source(source)
     return study
 
 

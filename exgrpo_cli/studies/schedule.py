@@ -41,7 +41,7 @@ from exgrpo_cli.machine.survey import survey_machine, visible_gpus
 from exgrpo_cli.runs.folder import METRICS_FILE
 from exgrpo_cli.studies.output import duration, report_study
 from exgrpo_cli.studies.report import Numbers
-from exgrpo_cli.studies.study import JOBS_FOLDER, PLAN_FILE, Arm, Study, StudyRun, budgeted
+from exgrpo_cli.studies.study import JOBS_FOLDER, Arm, Study, StudyRun, budgeted
 from exgrpo_cli.studies.worker import DAMAGE, RunTask, last_line, start_process
 
 # -P: whatever lies in the working folder is no module of the program's.
@@ -261,7 +261,6 @@ def run_study(study: Study, launcher: Processes | Slurm, reporter: Reporter) -> 
     ended, and Interrupted after a stop signal with all states saved.
     """
     study.require_own_places()
-    require_writable(study.folder / PLAN_FILE)
     study.write_beginning()
     # The baseline first: its runs set the budgets of the others.
     waiting = sorted(study.unfinished, key=lambda run: study.equal != "steps" and run.arm.name != run.arm.baseline)

@@ -22,8 +22,8 @@ from exgrpo_cli.base.output import PrintableRecord, in_markdown, printable, say,
 from exgrpo_cli.base.reporter import LiveReporter, PlainReporter, PrintableConsole, print_table
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.show.figures.comparisons import accuracy_by_benchmark
-from exgrpo_cli.show.figures.style import as_svg, save
-from exgrpo_cli.show.page import Page, Paragraph, Response, figure_block, write_page
+from exgrpo_cli.show.figures.written import as_svg, save
+from exgrpo_cli.show.page import Links, Page, Paragraph, Response, figure_block, write_page
 from exgrpo_cli.studies.output import markdown
 
 BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
@@ -172,8 +172,11 @@ def test_pages_cards_and_figures_hold_nothing_that_is_obeyed(seed: int, tmp_path
     blocks = [
         Paragraph(text),
         Response(question=text, answer=text, text=text, facts=text, good=True),
-        figure_block("accuracy", figure, {"accuracy": text}),
+        figure_block("ablation", figure),
+        Links({text: text, "javascript:alert(1)": text}, linked=True),
     ]
-    write_page(Page(title=text, subtitle=text, sections={text: blocks}, footer=text), tmp_path / "page.html")
+    write_page(
+        Page(title=text, headline=text, subtitle=text, sections={text: blocks}, footer=text), tmp_path / "page.html"
+    )
     page = (tmp_path / "page.html").read_text()
-    assert not obeyed(page) and "<script" not in page
+    assert not obeyed(page) and "<script" not in page and 'href="javascript' not in page

@@ -143,6 +143,7 @@ def test_an_interrupted_study_remembers_the_results_of_other_machines(capsys, tm
         (["--claim", "all", "--metric", "ent"], "--claim brings its own arms, regimes, seeds and budgets: leave --met"),
         (["--claim", "shaping", "--set", "optim.learning_rate=1"], "--claim brings its own settings: leave --set"),
         (["--claim", "shaping.toml"], "--claim shaping.toml: a shipped claim is called shaping too"),
+        (["--data", "nowhere.parquet"], "nowhere.parquet does not exist: a source is"),
         (["--results", "nowhere"], "nowhere is not a folder of results"),
         (["--seeds", "many"], "--seeds 'many' is neither a number of seeds from 1 to 1000 nor a list such as 0,1,5."),
         (["--seeds", "0"], "--seeds '0' is neither a number of seeds from 1 to 1000 nor a list such as 0,1,5."),

@@ -13,6 +13,7 @@ FOLDERS = {
     "compare": ["evaluate", "--compare", "foreign", "foreign"],
     "train": ["train", "--steps", "1"],
     "ablate": ["ablate", "--methods", "grpo", "--seeds", "1"],
+    "plan": ["ablate", "--methods", "grpo", "--seeds", "1", "--dry-run"],
     "pool": ["prepare", "--experience", "rollouts.jsonl"],
 }
 FILES = {"prepare": ["prepare"], "report": ["report", "foreign"]}

@@ -79,7 +79,7 @@ def pools() -> Iterator[Callable[[str], Any]]:
 def drawn(monkeypatch) -> list[tuple[Path, str]]:
     """Figures that would be drawn: drawing them takes longer than everything else here."""
     places: list[tuple[Path, str]] = []
-    monkeypatch.setattr("exgrpo_cli.show.figures.style.save", lambda figure, *place, **options: places.append(place))
+    monkeypatch.setattr("exgrpo_cli.show.figures.written.save", lambda figure, *place, **options: places.append(place))
     return places
 
 

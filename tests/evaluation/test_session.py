@@ -175,6 +175,19 @@ def test_what_lies_in_the_place_of_the_folder_is_left_alone(tmp_path, model):
     assert (tmp_path / "file").read_text() == "notes"
 
 
+def test_a_set_up_that_was_stopped_anywhere_goes_on(tmp_path, model):
+    data, output = questions_file(tmp_path, 2), tmp_path / "results"
+    run(request_for(model, data, output))
+    whole = (output / "questions.jsonl").read_bytes()
+    for kept in ({".lock"}, {".lock", ".protocol.json.partial-0-1"}, {".lock", "protocol.json"}):
+        (output / ".protocol.json.partial-0-1").write_text("{")
+        for path in output.iterdir():
+            if path.name not in kept:
+                path.unlink()
+        assert run(request_for(model, data, output)).results["sums"]["questions"] == 2
+        assert (output / "questions.jsonl").read_bytes() == whole
+
+
 def test_a_prompt_that_fills_the_window_is_refused(tmp_path, model):
     data = write(tmp_path / "long.jsonl", {"question": "1+" * 300 + "1=?", "answer": "301"})
     with pytest.raises(InputError, match="a prompt of 607 tokens, which fills the model's window of 512: use a model"):

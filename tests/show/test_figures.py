@@ -14,10 +14,10 @@ from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.runs.folder import RunMetrics, read_metrics
 from exgrpo_cli.runs.result import Memorising, PassRates
-from exgrpo_cli.show.figures import comparisons
+from exgrpo_cli.show.figures import comparisons, replay
 from exgrpo_cli.show.figures import run as figures
 from exgrpo_cli.show.figures.comparisons import ArmCurve, ArmScore
-from exgrpo_cli.show.figures.style import looks_of
+from exgrpo_cli.show.figures.style import looks_of, title_of
 from exgrpo_cli.show.queries import Numbers
 from exgrpo_cli.show.record import read_run
 from exgrpo_cli.show.statistics import replay_figures, report_runs, save_all, save_reports, summarise
@@ -128,7 +128,7 @@ def test_the_flow_between_buckets_follows_each_replayed_question(told: Numbers, 
     counted |= {(before, "retired"): row["retired"] for before, row in flow.items() if row["retired"]}
     counted |= {(before, None): row["dropped"] for before, row in flow.items() if row["dropped"]}
     assert counted == expected
-    [axes] = figures.bucket_flow(told).axes
+    [axes] = replay.bucket_flow(told).axes
     np.testing.assert_allclose(sum(bars.lines[0].get_ydata() for bars in axes.containers), 1)
 
 
@@ -143,7 +143,7 @@ def test_entropy_is_compared_within_stretches_of_steps(told: Numbers, run: Path)
         easy = np.mean([row["entropy"] for row in inside if row["k"] >= 6])
         assert window["hard_over_easy"] == pytest.approx(hard / easy)
         assert sum(group["trajectories"] for group in window["by_bucket"]) == len(inside)
-    [axes] = figures.entropy_at_birth(told).axes
+    [axes] = replay.entropy_at_birth(told).axes
     [hard, _, _] = axes.containers
     drawn = [next(group["mean"] for group in each["by_difficulty"] if group["name"] == "hard") for each in windows]
     np.testing.assert_allclose(hard.lines[0].get_ydata(), drawn)
@@ -156,7 +156,7 @@ def test_what_another_policy_would_have_drawn_is_a_figure(run: Path, tmp_path: P
     svg = (tmp_path / "replay-what-if.svg").read_text()
     assert ">what if: linear<" in svg and ">what if: random<" in svg and ">run: ent:min<" in svg
     [asked] = reports.values()
-    drawn, *_ = figures.what_if_figure(asked).axes
+    drawn, *_ = replay.what_if_figure(asked).axes
     np.testing.assert_array_equal(drawn.lines[0].get_ydata(), asked["what_if"]["sampler"]["pass_rate"])
 
 
@@ -202,11 +202,11 @@ def test_held_out_scores_are_drawn_with_their_intervals_by_step_and_by_tokens(ru
 
 
 def test_draws_stand_beside_their_promise_and_runs_beside_each_other(told: Numbers) -> None:
-    (axes,) = figures.draws_against_promise(told).axes
+    (axes,) = replay.draws_against_promise(told).axes
     buckets = told["draws"]["buckets"]
     heights = [bars.lines[0].get_ydata() for bars in axes.containers]
     np.testing.assert_allclose(heights, [[row[name] for row in buckets] for name in ("drawn", "expected")])
-    figure = figures.buffers_compared({"a": told, "b": told})
+    figure = replay.buffers_compared({"a": told, "b": told})
     assert len(figure.axes) == 6
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
 
@@ -273,7 +273,8 @@ def test_each_regime_has_a_panel_with_the_curves_and_the_legend_of_its_own_arms(
         assert [axes.get_title("left") for axes in figure.axes] == list(REGIMES)
         assert figure.axes[0].lines[0].get_xdata().tolist() == ([0, 700, 900] if tokens else [0, 10, 20])
         for axes, (regime, names) in zip(figure.axes, REGIMES.items(), strict=True):
-            told = [text.get_text().replace("\n", " ") for text in axes.get_legend().get_texts()]
+            told = [text.get_text() for text in axes.get_legend().get_texts()]
+            told = [name.replace("-\n", "-").replace("\n", " ") for name in told]
             assert told == [name.removeprefix(f"{regime}: ") for name in names]
             drawn = [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.lines]
             assert len(drawn) == len(set(drawn)) == len(names)
@@ -346,14 +347,16 @@ def test_claims_are_drawn_with_what_they_must_exceed_and_their_verdict() -> None
         claim("It does not", "contradicted", (-0.02, -0.05, 0.01), (0.0, -0.02, 0.02)),
     ]
     (axes,) = comparisons.claims_figure(claims).axes
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    said += ", 8 seeds"
-    assert labels == [f"It helps\n{said}", f"It does not\n{said}", said]
     intervals = [bars.lines[2][0].get_segments()[0][:, 0] for bars in axes.containers]
     np.testing.assert_allclose(intervals, np.array([[0.04, 0.06], [-0.05, 0.01], [-0.02, 0.02]]) / 0.03)
-    beside = [text.get_text() for text in axes.texts]
-    first, second = "supported\n+0.050 [0.040, 0.060]", "contradicted\n-0.020 [-0.050, 0.010]"
-    assert beside == [first, second, "+0.000 [-0.020, 0.020]"]
+    over = [text.get_text().replace("\u00a0", " ") for text in axes.texts if text.get_visible()]
+    said += ", 8 seeds"
+    assert over == [
+        f"Supported: It helps\n{said}: +0.050 [0.040, 0.060]",
+        f"Contradicted: It does not\n{said}: -0.020 [-0.050, 0.010]",
+        f"{said}: +0.000 [-0.020, 0.020]",
+    ]
+    assert title_of(axes.figure) == "Claims put to the test: 1 supported, 1 contradicted"
     assert [list(line.get_xdata()) for line in axes.lines].count([1.0, 1.0]) == 3
     bottom, top = axes.get_ylim()
     assert bottom > top, "the first is on top"

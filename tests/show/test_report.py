@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from synthetic_run import SyntheticRun, write_config, write_run
 
 HOSTILE = "<script>alert(1)</script><img src='http://example.org/x.png'>"
-SECTIONS = "Result|Warnings|Learning|Verdicts and responses|Replay|How to repeat it|Versions"
+SECTIONS = "Result|Warnings|Training|Replay|Verdicts and responses|How to repeat it|Files|Versions"
 
 
 def headings(text: str) -> list[str]:
@@ -47,12 +47,12 @@ def test_a_page_has_every_section_and_figure_and_loads_nothing(run: Path, tmp_pa
     ids, loaded = re.findall(r'\bid="([^"]*)"', text), re.findall(r'\b(?:src|href|data|action)="([^"]*)"', text)
     assert len(ids) == len(set(ids))
     assert "<script" not in text and HOSTILE not in text and "&lt;script&gt;" in text
-    assert all(address.startswith(("#", "data:")) for address in loaded)
+    assert all(address.startswith(("#", "data:")) for address in loaded), "a page elsewhere leads to no file"
     assert {address[1:] for address in loaded if address.startswith("#")} <= set(ids)
     assert "default-src 'none'" in text
     assert not re.search(r"url\((?!#)|@import|http-equiv=.refresh", text)
     for name in ("learning", "diagnostics", "replay-buckets", "replay-flow", "replay-entropy-by-bucket"):
-        assert f'aria-label="{name}"' in text
+        assert f'id="figure-{name}"' in text
     changed = {name: (here, there) for name, here, there in differing_settings(read_config(run))}
     assert changed["rollout.questions_per_step"] == ("8", "32")
     assert not {"run.method", "optim.horizon", "rollout.logprobs"} & changed.keys()
@@ -64,9 +64,14 @@ def test_a_mistake_of_ours_is_no_damage_to_a_file() -> None:
         raise error
 
     with pytest.raises(TypeError, match="a bug"):
-        gather({"Result": blocks(TypeError("a bug"))})
-    shown = gather({"Result": blocks(InputError("run/summary.json is damaged")), "Replay": iter(())})
-    assert [block.text for block in shown.pop("Result")] == ["before", "Not shown: run/summary.json is damaged"]
+        gather({"Result": (blocks(TypeError("a bug")),)})
+    damaged = blocks(InputError("run/summary.json is damaged"))
+    shown = gather({"Result": (damaged, iter([Paragraph("after")])), "Replay": (iter(()),)})
+    assert [block.text for block in shown.pop("Result")] == [
+        "before",
+        "Not shown: run/summary.json is damaged",
+        "after",
+    ]
     assert not shown, "a section without blocks is left out"
 
 
@@ -88,7 +93,7 @@ def test_a_broken_or_young_run_gets_the_page_that_its_files_allow(run: Path, tmp
         with pytest.warns(ToolkitWarning) as told:
             text = write_report(broken).read_text()
         assert any(Path(name).name in str(warning.message) for warning in told), name
-        assert {"Result", "Learning", "How to repeat it"} <= set(headings(text)) and "Not shown:" in text, name
+        assert {"Result", "How to repeat it"} <= set(headings(text)) and "Not shown:" in text, name
     young = tmp_path / "young"
     young.mkdir()
     write_config(young, SyntheticRun())
@@ -132,7 +137,7 @@ def test_a_study_is_compared_on_its_page(study: Path, capsys: pytest.CaptureFixt
     assert re.search(r"<td[^>]*>tiny.seed</td>\s*<td[^>]*>by seed</td>", text)
     assert "+0.100" in text
     for name in ("ablation", "differences", "curves", "curves-tokens"):
-        assert f'aria-label="{name}"' in text
+        assert f'id="figure-{name}"' in text
     (study / "results").mkdir()
     assert exgrpo(["report", str(study)]) == 0
     assert f"{study}/study.json is missing: arms are called after their folders" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Figures that set arms of a study, claims, or models on benchmarks beside each other."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,17 +15,16 @@ from exgrpo_cli.show.figures.style import Row, looks_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LABEL_COLUMNS = 44
-"""Characters of a name or a title to a line."""
-VERDICT_COLOURS = {"supported": style.BLUE, "contradicted": style.VERMILION, "undecided": style.GREY}
+LABEL_COLUMNS, CLAIM_COLUMNS = 30, 80
+"""Characters to a line of a name or a title, and of a claim."""
+VERDICT_COLOURS = {"supported": style.BLUE, "contradicted": style.VERMILION, "undecided": style.SOFT}
 
 ROW_HEIGHT = 0.34
-TITLE_HEIGHT = 0.5
+TITLE_HEIGHT = 0.55
 """Inches for a panel's title, and for the axis below it."""
-LEGEND_LINE = 0.16
-CURVES_HEIGHT = 2.0
-"""Inches of the axes of curves, at least; titles and what stands below come on top."""
-BELOW_CURVES = 0.6
+LEGEND_LINE, TWO_COLUMNS = 0.17, 22
+CURVES_HEIGHT = 2.7
+"""Inches of the axes of curves with their title and labels; the legend comes below."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,11 +89,14 @@ def arm_comparison(
         ]
         means = [0.0] if differences else [arm.mean for arm in own if arm.name in baselines]
         references[regime] = means[0] if len(means) == 1 else None
+    title = f"{measure[:1].upper()}{measure[1:]} of each arm after training"
     if differences:
+        title = f"What each arm adds to the {measure} of its baseline"
         measure += f" minus {baselines[0] if len(baselines) == 1 else 'the baseline of its regime'}, same seeds"
     most = max(len(arm.seeds) for arm in arms)
     said = f"mean, 95 % interval, {most} seeds" if most > 1 else "1 seed"
-    return _rows_figure(panels, references, f"{fill(measure, LABEL_COLUMNS)}\n({said})", sharex=differences)
+    figure = _rows_figure(panels, references, f"{fill(measure, LABEL_COLUMNS)}\n({said})", sharex=differences)
+    return style.entitle(figure, title)
 
 
 def _rows_figure(
@@ -101,7 +104,7 @@ def _rows_figure(
 ) -> "Figure":
     """A panel of rows for each title, with a vertical line where its reference is."""
     # Beyond its rows a panel has 0.2 of one, so that the rows of all panels are alike.
-    heights = [sum(style.row_height(row.label) for row in rows) + 0.2 for rows in panels.values()]
+    heights = [sum(style.row_height(row) for row in rows) + 0.2 for rows in panels.values()]
     height = 1.0 + ROW_HEIGHT * sum(heights) + TITLE_HEIGHT * len([title for title in panels if title])
     with style.styled():
         figure, places = style.new_figure(len(panels), height=height, height_ratios=heights, sharex=sharex)
@@ -122,12 +125,13 @@ def arm_curves(
     if not any(any(getattr(curve, where)) for curve in curves):
         return None
     groups = by_regime(curves)
-    # A legend is as high as its lines, and a panel at least as high as its legend.
-    lines = [sum(_label_of(curve).count("\n") + 1 for curve in own) for own in groups.values()]
-    heights = [max(CURVES_HEIGHT, LEGEND_LINE * count) for count in lines]
-    height = sum(heights) + BELOW_CURVES * len(heights)
+    # A legend is as high as its lines, arms with short names two beside each other.
+    labels = {regime: [_label_of(curve) for curve in own] for regime, own in groups.items()}
+    columns = {regime: 1 + (max(map(len, own)) <= TWO_COLUMNS) for regime, own in labels.items()}
+    lines = {regime: "\n".join(own).count("\n") + 1 for regime, own in labels.items()}
+    heights = [CURVES_HEIGHT + LEGEND_LINE * (1 + lines[regime] / columns[regime]) for regime in groups]
     with style.styled():
-        figure, panels = style.new_figure(len(heights), height=height, height_ratios=heights)
+        figure, panels = style.new_figure(len(heights), height=sum(heights), height_ratios=heights)
         for axes, (regime, own) in zip(panels, groups.items(), strict=True):
             widest = max((place for curve in own for place in getattr(curve, where)), default=0)
             looks = looks_of([curve.name for curve in own], baselines)
@@ -137,33 +141,44 @@ def arm_curves(
                 x = x + (0.008 * widest * (number - (len(own) - 1) / 2) if len(x) < style.FEW else 0.0)
                 look = looks[curve.name] | {"label": _label_of(curve)}
                 style.draw_curve(axes, x, curve.mean, curve.low, curve.high, **look)
+                for place, step, *ends in zip(x, curve.steps, curve.mean, curve.low, curve.high, strict=True):
+                    if np.isfinite(ends[0]):
+                        words = "{}: {:.3f} [{:.3f}, {:.3f}]".format(curve.name.removeprefix(f"{regime}: "), *ends)
+                        style.tell(axes, float(place), f"step {step:,}\n{words}")
             axes.set_title(regime, loc="left")
             axes.set_ylabel(measure)
-            axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=2.4)
+            axes.legend(
+                loc="upper left", bbox_to_anchor=(0.0, 0.0), borderaxespad=4.4, ncols=columns[regime], handlelength=2.4
+            )
             style.count_axis(axes, axis, widest, margin=0.03)
-        return figure
+        over = "tokens that they generated" if tokens else "steps of training"
+        return style.entitle(figure, f"{measure[:1].upper()}{measure[1:]} of the arms over the {over}")
 
 
 def claims_figure(claims: Iterable[Mapping[str, Any]]) -> "Figure | None":
     """A row a contrast of each claim that has been run: effect with its interval, and a bar at its threshold.
 
     In the order given, and as a study's results.json has them. Each in units of the size of its threshold, since
-    endpoints have unlike ones; beside it the effect as it is. None where nothing has been run.
+    endpoints have unlike ones; over it the effect as it is. None where nothing has been run.
     """
-    rows = []
+    rows, claims = [], list(claims)
     for claim in (claim for claim in claims if claim["verdict"] in VERDICT_COLOURS):
-        note, title = f"{claim['verdict']}\n", wrap(claim["title"], LABEL_COLUMNS)
+        title = wrap(f"{claim['verdict'].capitalize()}: {claim['title']}", CLAIM_COLUMNS)
         for contrast in claim["contrasts"]:
             ends = [contrast["effect"][end] for end in ("mean", "low", "high")]
-            note += "{:+.3f} [{:.3f}, {:.3f}]".format(*ends)
             said = ", ".join(filter(None, (contrast["contrast"], claim["regime"], f"{claim['seeds']} seeds")))
-            mean, low, high, bar = np.array([*ends, contrast["threshold"]]) / abs(contrast["threshold"])
-            rows.append(
-                Row("\n".join([*title, said]), mean, low, high, bar, VERDICT_COLOURS[claim["verdict"]], note=note)
+            said = "\n".join(
+                [*title, *wrap(f"{said}: " + "{:+.3f}\u00a0[{:.3f},\u00a0{:.3f}]".format(*ends), CLAIM_COLUMNS)]
             )
-            note, title = "", []
-    label = "effect in units of the smallest of interest\n(mean, 95 % interval; the bar is what it must exceed)"
-    return _rows_figure({"": rows}, {"": 0.0}, label) if rows else None
+            mean, low, high, bar = np.array([*ends, contrast["threshold"]]) / abs(contrast["threshold"])
+            rows.append(Row("", mean, low, high, bar, VERDICT_COLOURS[claim["verdict"]], above=said))
+            title = []
+    label = "effect in units of the smallest of interest\n(mean, 95 % interval; bar: what it must exceed)"
+    found = Counter(claim["verdict"] for claim in claims if claim["verdict"] in VERDICT_COLOURS)
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in found.items())
+    return (
+        style.entitle(_rows_figure({"": rows}, {"": 0.0}, label), f"Claims put to the test: {counts}") if rows else None
+    )
 
 
 Scores = Sequence[tuple[str, str, Mapping[str, Any]]]
@@ -185,7 +200,14 @@ def accuracy_by_benchmark(scores: Scores) -> "Figure":
         panels.setdefault(title, []).append(row)
     figure = _rows_figure(panels, {}, "accuracy (95 % intervals over questions)", sharex=True)
     figure.axes[0].set_xlim(0, min(1.0, 0.05 + max(score["high"] for _, _, score in scores)))
-    return figure
+    return style.entitle(
+        figure, f"Accuracy of {_counted(looks, 'model')} on {_counted({each[1] for each in scores}, 'benchmark')}"
+    )
+
+
+def _counted(names: Collection[str], what: str) -> str:
+    """The one name, or how many there are."""
+    return next(iter(names)) if len(names) == 1 else f"{len(names)} {what}s"
 
 
 def pass_at_k_curves(curves: Scores) -> "Figure":
@@ -194,7 +216,7 @@ def pass_at_k_curves(curves: Scores) -> "Figure":
     A score maps k, as text, to `value`, `low` and `high`.
     """
     models, benchmarks = (list(dict.fromkeys(names)) for names in list(zip(*curves, strict=True))[:2])
-    columns = min(3, len(benchmarks))
+    columns = min(2, len(benchmarks))
     with style.styled():
         figure, panels = style.panel_grid(len(benchmarks), columns, row_height=1.9)
         for place, (axes, benchmark) in enumerate(zip(panels, benchmarks, strict=True)):
@@ -206,6 +228,7 @@ def pass_at_k_curves(curves: Scores) -> "Figure":
                     points[model][ks.index(k)] = [score[end] for end in ("value", "low", "high")]
             style.draw_categories(axes, ks, points)
             axes.set(title=benchmark, xlabel="k", ylabel="" if place % columns else "pass@k")
-        title: dict[str, Any] = {"title": "95 % intervals over questions", "title_fontsize": 6.5}
-        style.legend_of_all(figure, panels, models, ncols=min(len(models), 2 * columns), **title)
-        return figure
+        style.legend_of_all(figure, panels, models, ncols=min(len(models), 2))
+        style.write_below(figure, "95 % intervals over questions")
+        asked = f"{_counted(models, 'model')} on {_counted(benchmarks, 'benchmark')}"
+        return style.entitle(figure, f"Questions solved at least once in k answers: {asked}")

@@ -4,20 +4,16 @@ Figures are made through matplotlib's object interface with the Agg canvas: no w
 distinct to colour-blind readers, and arms are told apart by line and marker as well.
 """
 
-import io
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
-
-from exgrpo_cli.base.files import write_text, write_whole
-from exgrpo_cli.base.output import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,9 +29,14 @@ MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 LINESTYLES = ("-", "--", ":", "-.")
 """After a round of colours the next one."""
 
-FULL_WIDTH = 7.0
-"""Inches: the text width of a paper."""
-PNG_DPI = 200
+WIDTH = 5.0
+"""Inches of every figure: half of a wide screen, and all of a telephone's."""
+TITLE, HOVER, HOVER_ROW = "exgrpo-title", "exgrpo-hover", "exgrpo-hover-row"
+"""Marks of texts that are no part of a panel: the figure's title, and words for a place or a row under the pointer."""
+TITLE_COLUMNS, TITLE_LINE = 58, 0.19
+"""Characters to a line of a title, and inches of one."""
+MOST_AREAS = 75
+"""Places of a panel that have words: more of them are too narrow to be pointed at."""
 STYLE_FILE = Path(__file__).with_name("exgrpo.mplstyle")
 
 SMOOTHED_FROM = 40
@@ -47,8 +48,8 @@ FEW = 3
 """Fewer values than this are drawn as dots: a line through them would suggest steps that were not measured."""
 LOGARITHMIC_SPAN = 20.0
 """Largest over smallest value: below, a logarithmic axis has too few labels to be read."""
-LEGEND_LINE = 14
-"""Points between a panel and its title where a legend stands between them."""
+LEGEND_LINE, LEGEND_COLUMNS, TITLE_PAD = 12, 22, 3
+"""Points of a line of a legend between a panel and its title, characters that stand on one, points above it."""
 
 Values = Float64[np.ndarray, " values"]
 
@@ -64,7 +65,7 @@ def styled() -> Iterator[None]:
 
 
 def new_figure(
-    rows: int = 1, columns: int = 1, *, width: float = FULL_WIDTH, height: float, **options: Any
+    rows: int = 1, columns: int = 1, *, width: float = WIDTH, height: float, **options: Any
 ) -> "tuple[Figure, list[Axes]]":
     """A figure of `width` x `height` inches with rows x columns panels, listed row by row.
 
@@ -76,6 +77,44 @@ def new_figure(
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, list(figure.subplots(rows, columns, squeeze=False, **options).flat)
+
+
+def entitle(figure: "Figure", title: str) -> "Figure":
+    """Give the figure its title, which says in words what is seen; files have it above the figure, a page sets it."""
+    words = fill(title, TITLE_COLUMNS)
+    figure.text(0.01, 1.0, words, gid=TITLE, in_layout=False, va="bottom", fontsize=9.5, fontweight="bold")
+    return figure
+
+
+def title_of(figure: "Figure") -> str:
+    """The figure's title on one line; empty without one."""
+    return " ".join(" ".join(text.get_text().split()) for text in figure.texts if text.get_gid() == TITLE)
+
+
+def words_of(figure: "Figure") -> str:
+    """All that is written in the figure where it is seen."""
+    from matplotlib.text import Text
+
+    return "\n".join(text.get_text() for text in figure.findobj(Text) if isinstance(text, Text) and text.get_visible())
+
+
+def tell(axes: "Axes", place: float, words: str, *, row: bool = False) -> None:
+    """Words for who points at a place of the horizontal axis, or at a `row`: an SVG shows them."""
+    at = (0.0, place) if row else (place, 0.0)
+    axes.text(*at, words, gid=HOVER_ROW if row else HOVER, visible=False)
+
+
+def tell_lines(
+    axes: "Axes", unit: str, lines: Mapping[str, np.ndarray], places: "Sequence[float] | np.ndarray | None" = None
+) -> None:
+    """For places (0, 1, 2, ... without them) the values of all lines there, at most MOST_AREAS evenly spaced."""
+    columns = np.stack([np.asarray(values, dtype=np.float64) for values in lines.values()])
+    at = np.arange(columns.shape[1]) if places is None else np.asarray(places)
+    known = np.flatnonzero(np.isfinite(columns).any(axis=0))
+    for place in known[np.unique(np.linspace(0, len(known) - 1, MOST_AREAS).round().astype(int))] if len(known) else ():
+        values = zip(lines, columns[:, place], strict=True)
+        said = [f"{label or 'value'}: {value:.4g}" for label, value in values if np.isfinite(value)]
+        tell(axes, float(at[place]), "\n".join([f"{unit} {at[place]:g}", *said]))
 
 
 def panel_grid(num: int, columns: int, *, row_height: float, **options: Any) -> "tuple[Figure, list[Axes]]":
@@ -110,13 +149,13 @@ class Panel:
 def series_figure(
     panels: Sequence[Panel], last_step: int, mixed_from: int | None = None, *, one_legend: bool = False
 ) -> "Figure | None":
-    """The panels that have a value, three in a row, each with the legend of its lines or all with `one_legend`; None
+    """The panels that have a value, two in a row, each with the legend of its lines or all with `one_legend`; None
     without any."""
     shown = [panel for panel in panels if any(np.isfinite(values).any() for values in panel.lines.values())]
     if not shown:
         return None
     with styled():
-        columns, row_height = min(3, len(shown)), 2.4 if len(shown) <= 3 else 1.8
+        columns, row_height = min(2, len(shown)), 1.9
         figure, places = panel_grid(len(shown), columns, row_height=row_height)
         windows = [_draw_panel(axes, panel) for axes, panel in zip(places, shown, strict=True)]
         for axes in places:
@@ -126,18 +165,21 @@ def series_figure(
             axes.set_xlabel("")
         explain_smoothing(figure, max(windows))
         if one_legend:
-            legend_of_all(figure, places, list(shown[0].lines), ncols=4)
+            legend_of_all(figure, places, list(shown[0].lines), ncols=2)
             return figure
         for axes, panel in zip(places, shown, strict=True):
             if any(panel.lines):
-                legend_above(axes, ncols=3)
-                axes.set_title(panel.title, loc="left", pad=LEGEND_LINE)
+                columns = len(panel.lines) if len("".join(panel.lines)) < LEGEND_COLUMNS else 1
+                legend_above(axes, ncols=columns)
+                pad = LEGEND_LINE * -(-len(panel.lines) // columns)
+                axes.set_title(axes.get_title("left"), loc="left", pad=pad + TITLE_PAD, va="bottom")
         return figure
 
 
 def _draw_panel(axes: "Axes", panel: Panel) -> int:
     """Draw a panel; returns the steps that its averages are over, 0 without any."""
-    axes.set_title(panel.title, loc="left")
+    axes.set_title(fill(panel.title, TITLE_COLUMNS // 2), loc="left")
+    tell_lines(axes, "step", panel.lines, panel.steps)
     values = np.concatenate(list(panel.lines.values()))
     known = values[np.isfinite(values)]
     looks = looks_of(list(panel.lines))
@@ -184,7 +226,7 @@ def explain_smoothing(figure: "Figure", window: int) -> None:
 
 def write_below(figure: "Figure", text: str) -> None:
     """A line of small letters below the panels."""
-    figure.supxlabel(text, fontsize=6.5, color=SOFT)
+    figure.supxlabel(text, fontsize=7.5, color=SOFT)
 
 
 Points = Sequence[float] | np.ndarray
@@ -223,17 +265,20 @@ class Row:
     marker: str = "D"
     dots: Sequence[float] = ()
     """Single values, drawn below the mean."""
-    note: str = ""
-    """Written on the right."""
+    above: str = ""
+    """Written over the row, from the panel's left edge on."""
 
 
 def draw_rows(axes: "Axes", rows: Sequence[Row], *, reference: float | None = None) -> None:
     """Each row as high as its label; `reference` is where the vertical line stands."""
     if reference is not None:
         axes.axvline(reference, color=GREY, linewidth=0.9, linestyle=(0, (4, 2)), zorder=1)
-    heights = np.array([row_height(row.label) for row in rows])
-    places = np.cumsum(heights) - heights / 2
-    for place, row in zip(places.tolist(), rows, strict=True):
+    heights = np.array([row_height(row) for row in rows])
+    ends = np.cumsum(heights)
+    places = np.where([bool(row.above) for row in rows], ends - 0.4, ends - heights / 2)
+    for place, top, row in zip(places.tolist(), (ends - heights).tolist(), rows, strict=True):
+        seeds = f"\nseeds: {', '.join(f'{dot:.3f}' for dot in row.dots)}" if row.dots else ""
+        tell(axes, place, f"{row.label or row.above}: {row.mean:.3f} [{row.low:.3f}, {row.high:.3f}]{seeds}", row=True)
         below = np.full(len(row.dots), place + 0.22)
         look: dict[str, Any] = {"fillstyle": "none", "alpha": 0.8, "markersize": 3, "markeredgewidth": 0.8}
         axes.plot(row.dots, below, "o", color=row.colour, **look)
@@ -241,19 +286,22 @@ def draw_rows(axes: "Axes", rows: Sequence[Row], *, reference: float | None = No
         look = {"color": row.colour, "marker": row.marker, "markersize": 4.5, "elinewidth": 1.4, "capsize": 3}
         axes.errorbar([row.mean], [place], xerr=spread, **look)
         if row.bar is not None:
-            axes.plot([row.bar] * 2, [place - 0.4, place + 0.4], color=BLACK, linewidth=1.6)
-        beside: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 7}
-        axes.text(1.02, place, row.note, color=row.colour, **beside)
+            axes.plot([row.bar] * 2, [place - 0.3, place + 0.3], color=BLACK, linewidth=1.6)
+        over: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "top", "fontsize": 8}
+        if row.above:
+            paper = {"facecolor": "#FFFFFF", "edgecolor": "none", "pad": 0.5}
+            axes.text(0.0, top + 0.1, row.above, color=row.colour, bbox=paper, **over)
+            axes.spines["left"].set_visible(False)
     axes.set_yticks(places, [row.label for row in rows])
-    axes.set_ylim(float(heights.sum()), 0.0)
+    axes.set_ylim(float(ends[-1]), 0.0)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     axes.margins(x=0.08)
 
 
-def row_height(label: str) -> float:
+def row_height(row: Row) -> float:
     """Height of a row, where that of a label of one line is 1."""
-    return 1.0 + 0.45 * label.count("\n")
+    return 1.0 + 0.45 * row.label.count("\n") + (0.42 * row.above.count("\n") + 0.2) * bool(row.above)
 
 
 def draw_categories(
@@ -267,20 +315,22 @@ def draw_categories(
         places = [place + 0.08 * (number - (len(points) - 1) / 2) for place in points[name]]
         values = np.array(list(points[name].values()), dtype=np.float64).reshape(-1, 3)
         draw_curve(axes, places, *values.T, band=False, label=name, **own | look)
+        for place, (mean, low, high) in zip(points[name], values.tolist(), strict=True):
+            ends = f" [{low:.3f}, {high:.3f}]" if low < high else ""
+            tell(axes, place, f"{labels[place]}\n{name}: {mean:.4g}{ends}")
     axes.set_xticks(range(len(labels)), labels)
     axes.grid(visible=False, axis="x")
 
 
 def categories_figure(
-    labels: Sequence[str], points: Mapping[str, Mapping[int, Sequence[float]]], note: str = "", **axis: Any
+    labels: Sequence[str], points: Mapping[str, Mapping[int, Sequence[float]]], **axis: Any
 ) -> "Figure":
     """Means with the ends of their intervals at labelled places; `axis` are those of matplotlib's `Axes.set`."""
     with styled():
-        figure, (axes,) = new_figure(width=5.0, height=2.8)
+        figure, (axes,) = new_figure(height=2.8)
         draw_categories(axes, labels, points, linestyle="none")
         axes.set(**axis)
-        legend_above(axes, ncols=len(points))
-        write_below(figure, note)
+        legend_above(axes, ncols=min(3, len(points)))
         return figure
 
 
@@ -314,7 +364,7 @@ def mark_phase_start(axes: "Axes", step: int | None, *, label: bool = False) -> 
     axes.axvline(step, color=GREY, linewidth=0.8, linestyle=(0, (1, 1.5)), zorder=1)
     if label:
         aside: dict[str, Any] = {"xytext": (2, -2), "textcoords": "offset points", "va": "top"}
-        axes.annotate("mixed phase", (step, 1), xycoords=axes.get_xaxis_transform(), color=SOFT, fontsize=6.5, **aside)
+        axes.annotate("mixed phase", (step, 1), xycoords=axes.get_xaxis_transform(), color=SOFT, fontsize=7.5, **aside)
 
 
 def logarithmic_axis(axes: "Axes") -> None:
@@ -328,53 +378,3 @@ def logarithmic_axis(axes: "Axes") -> None:
 def legend_above(axes: "Axes", **options: Any) -> None:
     """The legend on top of a panel, where no line runs."""
     axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.0, columnspacing=1.0, **options)
-
-
-UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-"""Metadata by format: without a date, equal input gives an equal file."""
-
-
-def make_readable(figure: "Figure") -> None:
-    """Make the names in a figure printable, and let formulas that cannot be read stand as they are."""
-    from matplotlib.mathtext import MathTextParser
-    from matplotlib.text import Text
-
-    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
-        labels = [label.get_text() for label in axis.get_ticklabels()]
-        if any(printable(label) != label for label in labels):
-            # Their texts are made anew at every drawing.
-            axis.set_ticks(axis.get_majorticklocs(), list(map(printable, labels)))
-    for text in (each for each in figure.findobj(Text) if isinstance(each, Text)):
-        text.set_text(printable(text.get_text()))
-        if text.get_text().count("$") > 1:
-            try:
-                MathTextParser("path").parse(text.get_text())
-            except ValueError:
-                text.set_parse_math(False)
-
-
-def as_svg(figure: "Figure", metadata: Mapping[str, Any]) -> str:
-    """The figure as SVG, its names made readable."""
-    written = io.StringIO()
-    make_readable(figure)
-    with styled():
-        figure.savefig(written, format="svg", metadata=dict(metadata))
-    return written.getvalue()
-
-
-def save(figure: "Figure", folder: Path, name: str, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
-    """Write `name` into `folder` in each of `formats` (png, svg, pdf), whole or not at all; return the paths."""
-    paths = []
-    make_readable(figure)
-    with styled():
-        for suffix in formats:
-            path = folder / f"{name}.{suffix}"
-            dpi = PNG_DPI if suffix == "png" else "figure"
-            if suffix == "svg":
-                write_text(path, as_svg(figure, UNDATED["svg"]))
-            else:
-                write_whole(path, partial(figure.savefig, format=suffix, dpi=dpi, metadata=UNDATED.get(suffix)))
-            paths.append(path)
-            # The layout is in inches, hence that of the next format too; working it out is half of the time.
-            figure.set_layout_engine("none")
-    return paths

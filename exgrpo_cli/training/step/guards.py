@@ -27,6 +27,9 @@ FALL_ERRORS = 3.0
 """Standard errors by which a fall must exceed chance; a question's rate has a variance of at most a quarter."""
 SKIPPED = 0.25
 """Share of skipped updates, over a guard's steps, that is worth a word."""
+BURST, MEAN_BURST = 100.0, 1.5
+"""Largest ratio of a fresh token, and mean one of replayed tokens, beyond which a step's importance ratios are a burst:
+healthy runs stay below 10 and at 1.0 to 1.25; single replayed tokens reach 100 and more in them too."""
 MAX_MEAN_GAPS = {"float32": 1e-3, "bfloat16": 0.05}
 """Largest mean |log pi_trainer - log pi_engine| over the fresh tokens of a step.
 
@@ -133,6 +136,20 @@ GUARDS = (
         "{batch/pass_at_1:.3f}; usual causes: a learning rate that is too high (optim.learning_rate), replayed answers "
         "that the policy has left behind (policy/ratio_replay_max, replay.max_age), harder questions once others "
         "retire",
+    ),
+    Guard(
+        after=1,
+        holds=lambda guards, line: line.get("policy/ratio_fresh_max", 1.0) > BURST,
+        message="a burst of importance ratios: this step made a fresh token {policy/ratio_fresh_max:.0f} "
+        "times as likely; usual causes: a learning rate that is too high (optim.learning_rate) or comes without a "
+        "warm-up (optim.warmup_steps), too many updates a step (optim.minibatches)",
+    ),
+    Guard(
+        after=1,
+        holds=lambda guards, line: line.get("policy/ratio_replay", 1.0) > MEAN_BURST,
+        message="a burst of importance ratios: replayed tokens are {policy/ratio_replay:.2g} times as likely, on "
+        "average, as when they were sampled; usual causes: old experience (replay.max_age), a learning rate that is "
+        "too high (optim.learning_rate)",
     ),
     Guard(
         after=3,

@@ -28,7 +28,9 @@ def said(*changes: dict, guards: Guards | None = None) -> dict[int, list[str]]:
 
 
 def test_a_healthy_run_is_left_alone():
-    assert said(*[{}] * 50) == {}
+    assert (
+        said(*[{"policy/ratio_fresh_max": 9.0, "policy/ratio_replay": 1.3, "policy/ratio_replay_max": 140}] * 50) == {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,8 @@ def test_a_healthy_run_is_left_alone():
         ({"batch/solve_all": 0.5, "batch/solve_none": 0.5}, 20, "no fresh group had both right and wrong answers"),
         ({"length/clipped": 0.5}, 3, "50% of the responses reach rollout.max_response_tokens"),
         ({"optim/updates_skipped": 1, "optim/updates_applied": 3, "optim/skip_reason": "x"}, 3, r"in a row \(x\)"),
+        ({"policy/ratio_fresh_max": 126.6}, 1, "burst of importance ratios: .* a fresh token 127 times as likely"),
+        ({"policy/ratio_replay": 1.6}, 1, "burst of importance ratios: replayed tokens are 1.6 times as likely"),
         ({"replay/scanned": 9, "replay/accepted": 0, "replay/drift": 0.321}, 8, "9 units .* drifted by 0.32"),
     ],
 )

@@ -1,0 +1,247 @@
+"""Figures of what the experience buffer of a run held and gave; each is None while there is nothing to draw."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from exgrpo_cli.show.figures import style
+from exgrpo_cli.show.figures.style import BLUE, Panel, new_figure
+from exgrpo_cli.show.queries import GROUPS, Numbers, series, span_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+HISTOGRAM_BINS = 30
+LEAST_P = 0.01
+"""p-value below which draws do not go with what was promised."""
+CHANGES = ("fewer", "as many", "more")
+"""Successes after a replay visit against those before, in the order of the difference's sign."""
+
+
+def over_time(
+    titles: Mapping[str, Mapping[str, str]], said: Callable[[Numbers], str], told: Numbers
+) -> "Figure | None":
+    """A panel over the steps for each title: its lines by their labels, each with the path of its values; `said` is
+    the figure's title."""
+    lines = {title: {name: series(told, path) for name, path in paths.items()} for title, paths in titles.items()}
+    panels = [Panel(title, own) for title, own in lines.items() if not any(each is None for each in own.values())]
+    figure = style.series_figure(panels, told["steps"], told["first_mixed_step"])
+    return figure and style.entitle(figure, said(told))
+
+
+def _states_title(told: Numbers) -> str:
+    known = {
+        "buffered": told["questions"],
+        "retired": told["retired"],
+        "tried": told["tried"],
+        "unseen": told["unseen"],
+    }
+    named = [f"{number:,} {state}" for state, number in known.items() if number is not None]
+    return f"Training questions at the end: {', '.join(named)}"
+
+
+def _choice_title(told: Numbers) -> str:
+    entropy = told["entropy"]
+    if not entropy["selected"] or not entropy["available"]:
+        return "Entropy of the answers replayed, and of those to choose from"
+    return f"Answers replayed have entropy {entropy['selected']:.3f} nats on average, those to choose from " + (
+        f"{entropy['available']:.3f}"
+    )
+
+
+question_states = partial(
+    over_time,
+    {
+        "questions": {"buffered": "over_time.questions", "retired": "over_time.retired"},
+        "tried, nothing stored": {"": "over_time.tried"},
+        "unseen": {"": "over_time.unseen"},
+    },
+    _states_title,
+)
+units_scanned = partial(
+    over_time,
+    {
+        "units": {"replayed": "over_time.units.taken", "scanned": "over_time.units.scanned"},
+        "priority of the replayed": {"": "over_time.units.priority"},
+        "drift of the scanned": {"": "over_time.units.drift"},
+    },
+    lambda told: "Units scanned for replay, and those near enough to the policy to be replayed",
+)
+entropy_of_choice = partial(
+    over_time,
+    {
+        "mean token entropy (nats)": {
+            "replayed": "over_time.entropy_selected",
+            "available (mean)": "over_time.entropy_available",
+        },
+        "candidates per question": {"": "over_time.candidates"},
+    },
+    _choice_title,
+)
+COMPARED = {
+    "questions buffered": "over_time.questions",
+    "questions retired": "over_time.retired",
+    "trajectories in the buffer": "over_time.trajectories",
+    "entropy of replayed (nats)": "over_time.entropy_selected",
+    "age of replayed (steps)": "over_time.age",
+    "effective sample size (share)": "ratios.ess",
+}
+"""Panels in which several runs are set beside each other, each with the path of its values."""
+
+
+def buffers_compared(reports: Mapping[str, Numbers]) -> "Figure | None":
+    """Contents of each buffer and draws from it, one line per run in every panel."""
+    panels = [
+        Panel(title, {label: series(told, path) for label, told in reports.items()}) for title, path in COMPARED.items()
+    ]
+    figure = style.series_figure(panels, max(told["steps"] for told in reports.values()), one_legend=True)
+    return figure and style.entitle(figure, f"Replay buffers of {len(reports)} runs, and what was drawn from them")
+
+
+def bucket_occupancy(told: Numbers) -> "Figure | None":
+    """Questions per bucket and step as a heat map of logarithmic counts."""
+    from matplotlib.colors import LogNorm
+
+    by_bucket = told["over_time"]["buckets"]
+    if not by_bucket:
+        return None
+    shown = np.arange(min(by_bucket), max(by_bucket) + 1)
+    none = np.zeros(told["steps"] + 1, dtype=np.int64)
+    questions = np.stack([by_bucket.get(bucket, none) for bucket in shown.tolist()])
+    with style.styled():
+        figure, (axes,) = new_figure(height=2.9)
+        edges = np.arange(-0.5, questions.shape[1]), np.append(shown - 0.5, shown[-1] + 0.5)
+        # Rasterised: one picture in a vector file, not a rectangle per step and bucket.
+        shades: dict[str, Any] = {
+            "norm": LogNorm(1, max(int(questions.max()), 2)),
+            "cmap": "viridis",
+            "rasterized": True,
+        }
+        image = axes.pcolormesh(*edges, np.ma.masked_equal(questions, 0), **shades)
+        axes.grid(visible=False)
+        figure.colorbar(image, pad=0.02, aspect=30, label="questions (blank: none)", format="{x:g}").minorticks_off()
+        axes.set(yticks=shown, ylabel=f"successes of {told['group_size']} at the last visit")
+        style.count_axis(axes, "step", told["steps"])
+        style.mark_phase_start(axes, told["first_mixed_step"])
+        names = [f"{k} of {told['group_size']} right" for k in shown.tolist()]
+        style.tell_lines(axes, "step", dict(zip(names, questions, strict=True)))
+        title = f"Questions in the replay buffer by how often they were solved: {told['questions']:,} at the end"
+        return style.entitle(figure, title)
+
+
+def bucket_flow(told: Numbers) -> "Figure | None":
+    """Outcomes of replay visits: of each success count before, the shares of questions with fewer successes afterwards,
+    as many, more, retired, or dropped from the buffer."""
+    flow = told["flow"]
+    if not flow:
+        return None
+    shares: dict[str, dict[int, list[float]]] = {name: {} for name in (*CHANGES, "retired", "dropped")}
+    labels: list[str] = []
+    counts: list[dict[str, int]] = []
+    for place, (before, row) in enumerate(flow.items()):
+        visits = {name: row.get(name, 0) for name in shares}
+        for after, num in row["after"].items():
+            visits[CHANGES[np.sign(after - before) + 1]] += num
+        total = sum(visits.values())
+        labels.append(f"{before}\n({total:,})")
+        counts.append(visits | {"total": total})
+        for name, num in visits.items():
+            shares[name][place] = [num / total] * 3
+    x = f"successes of {told['group_size']} before (visits)"
+    figure = style.categories_figure(labels, shares, xlabel=x, ylabel="share of the visits", ylim=(-0.03, 1.03))
+    better = {name: sum(each.get(name, 0) for each in counts) for name in ("total", "more", "fewer")}
+    said = "Of {total:,} replay visits {more:,} found more right answers than before, {fewer:,} fewer"
+    return style.entitle(figure, said.format_map(better))
+
+
+def age_and_reuse(told: Numbers) -> "Figure | None":
+    """Ages of replayed trajectories, and how often each stored one was replayed.
+
+    Both on logarithmic scales: most replays are young and most trajectories never replayed, and the tails matter.
+    """
+    age, reuse = told["age"], told["reuse"]
+    if not age["histogram"]:
+        return None
+    with style.styled():
+        figure, (ages, uses) = new_figure(1, 2, height=2.4)
+        ages.set(xlabel="age when replayed (steps)", ylabel="replays")
+        uses.set(xlabel="times replayed", ylabel="trajectories (stored answers)")
+        for axes, counts in ((ages, age["histogram"]), (uses, reuse["histogram"])):
+            width = max(1, max(counts) // HISTOGRAM_BINS)
+            edges = np.arange(-0.5, max(counts) + width + 0.5, width).tolist()
+            axes.hist(list(counts), edges, weights=list(counts.values()), rwidth=0.92, color=BLUE)
+            axes.grid(visible=False, axis="x")
+            style.logarithmic_axis(axes)
+            axes.locator_params(axis="x", nbins=6, integer=True)
+            places = sorted(counts)
+            numbers = np.array([counts[place] for place in places], dtype=np.float64)
+            style.tell_lines(axes, axes.get_xlabel(), {axes.get_ylabel(): numbers}, places)
+        never = f"{reuse['never']:,} of {told['stored']:,} stored answers were never replayed"
+        return style.entitle(figure, f"Half of the replays were at most {age['median']:g} steps old; {never}")
+
+
+def entropy_at_birth(told: Numbers) -> "Figure | None":
+    """Entropy at birth of correct trajectories by difficulty, within stretches of steps.
+
+    Over a whole run hard questions' trajectories are older than easy ones' and entropies fall with the steps: a pooled
+    comparison says more of time than of difficulty.
+    """
+    windows = told["entropy"]["windows"]
+    points: dict[str, dict[int, list[float]]] = {name: {} for name in GROUPS}
+    for number, window in enumerate(windows):
+        for group in window["by_difficulty"]:
+            points[group["name"]][number] = [group["mean"], *(group["quantiles"][end] for end in ("5%", "95%"))]
+    if not any(points.values()):
+        return None
+    labels = [
+        f"{span_of(each)}\nhard/easy {each['hard_over_easy']:.2f}".replace("\nhard/easy nan", "") for each in windows
+    ]
+    axis: dict[str, Any] = {"xlabel": "steps", "ylabel": "mean token entropy (nats)", "ylim": (0, None)}
+    ratio = told["entropy"]["hard_over_easy"]
+    known = f": {ratio:.2f} times that of easy ones" if np.isfinite(ratio) else ", by difficulty"
+    return style.entitle(
+        style.categories_figure(labels, points, **axis), f"Entropy of right answers to hard questions{known}"
+    )
+
+
+def draws_against_promise(told: Numbers) -> "Figure | None":
+    """Questions drawn from each bucket over the run beside what the sampler promised."""
+    found = told["draws"]
+    rows = [row for row in found["buckets"] if row["expected"] > 0 or row["drawn"]]
+    if not rows:
+        return None
+    labels = [f"{row['bucket']}/{row['num_members']}" for row in rows]
+    points = {
+        label: {place: [row[name]] * 3 for place, row in enumerate(rows)}
+        for label, name in (("drawn", "drawn"), ("promised", "expected"))
+    }
+    axis: dict[str, Any] = {"xlabel": "successes at the last visit", "ylabel": "questions drawn", "ylim": (0, None)}
+    figure, p_value = style.categories_figure(labels, points, **axis), found["p_value"]
+    if p_value is None:
+        return style.entitle(figure, "Questions drawn for replay, and what the sampler promised")
+    verdict = "as the sampler promised" if p_value >= LEAST_P else "not as the sampler promised"
+    return style.entitle(figure, f"Questions were drawn for replay {verdict} (chi-square p = {p_value:.2g})")
+
+
+WHAT_IF = {
+    "sampler": {"pass rate of the drawn": ("pass_rate", "expected_pass_rate")},
+    "metric": {
+        "entropy of the chosen (nats)": ("by_step.chosen.entropy", "by_step.other.entropy"),
+        "age of the chosen (steps)": ("by_step.chosen.age", "by_step.other.age"),
+    },
+}
+"""Panels of each kind of what-if: title, and where its outcome has the run's values and the other's."""
+
+
+def what_if_figure(told: Numbers) -> "Figure | None":
+    """The run beside the other policy, a panel over the steps for each number by which they differ."""
+    panels = []
+    for kind, outcome in told["what_if"].items():
+        names = [f"{who}: {title}" for who, title in zip(("run", "what if"), outcome["names"], strict=True)]
+        for title, paths in WHAT_IF[kind].items():
+            lines = {name: series(outcome, path) for path, name in zip(paths, names, strict=True)}
+            panels.append(Panel(title, lines, outcome["steps"]))
+    figure = style.series_figure(panels, told["steps"])
+    return figure and style.entitle(figure, "What was replayed, and what another policy would have replayed")

@@ -1,0 +1,111 @@
+"""Figures as files: SVG with values under the pointer, PNG and PDF, each with its title above it."""
+
+import io
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exgrpo_cli.base.files import write_text, write_whole
+from exgrpo_cli.base.output import printable
+from exgrpo_cli.show.figures.style import HOVER, HOVER_ROW, TITLE, TITLE_LINE, styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PNG_DPI = 200
+POINTS = 72.0
+"""Points to an inch, the unit of an SVG."""
+UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+"""Metadata by format: without a date, equal input gives an equal file."""
+
+
+def make_readable(figure: "Figure") -> None:
+    """Make the names in a figure printable, and let formulas that cannot be read stand as they are."""
+    from matplotlib.mathtext import MathTextParser
+    from matplotlib.text import Text
+
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        labels = [label.get_text() for label in axis.get_ticklabels()]
+        if any(printable(label) != label for label in labels):
+            # Their texts are made anew at every drawing.
+            axis.set_ticks(axis.get_majorticklocs(), list(map(printable, labels)))
+    for text in (each for each in figure.findobj(Text) if isinstance(each, Text)):
+        text.set_text(printable(text.get_text()))
+        if text.get_text().count("$") > 1:
+            try:
+                MathTextParser("path").parse(text.get_text())
+            except ValueError:
+                text.set_parse_math(False)
+
+
+def as_svg(figure: "Figure", metadata: Mapping[str, Any], *, entitled: bool = True) -> str:
+    """The figure as SVG, its names made readable, with values under the pointer, and its title if it is `entitled`."""
+    written = io.StringIO()
+    make_readable(figure)
+    for text in figure.texts:
+        text.set_visible(entitled or text.get_gid() != TITLE)
+    with styled():
+        figure.savefig(written, format="svg", metadata=dict(metadata), bbox_inches=_whole(figure) if entitled else None)
+    height = (_whole(figure).height if entitled else figure.get_figheight()) * POINTS
+    areas = "".join(_areas(axes, height, POINTS / figure.dpi) for axes in figure.axes)
+    return written.getvalue().replace("</svg>", f"{areas}</svg>")
+
+
+def _whole(figure: "Figure") -> Any:
+    """The figure with its title above it, in inches."""
+    from matplotlib.transforms import Bbox
+
+    lines = sum(text.get_text().count("\n") + 1 for text in figure.texts if text.get_gid() == TITLE)
+    return Bbox.from_bounds(
+        0, 0, figure.get_figwidth(), figure.get_figheight() + lines * TITLE_LINE + 0.08 * bool(lines)
+    )
+
+
+def _areas(axes: "Axes", height: float, scale: float) -> str:
+    """Transparent rectangles over the axes of an SVG `height` points high, with `scale` points to a pixel: each place
+    with words reaches half-way to its neighbours."""
+    box = axes.get_window_extent()
+    drawn = []
+    for mark, (start, end), along in ((HOVER, (box.x0, box.x1), 0), (HOVER_ROW, (box.y0, box.y1), 1)):
+        told: dict[float, list[str]] = {}
+        for text in (text for text in axes.texts if text.get_gid() == mark):
+            lines = told.setdefault(float(axes.transData.transform(text.get_position())[along]), [])
+            lines += [line for line in text.get_text().split("\n") if line not in lines]
+        places = sorted(told)
+        edges = [start, *((one + other) / 2 for one, other in itertools.pairwise(places)), end]
+        for place, (low, high) in zip(places, itertools.pairwise(edges), strict=False):
+            x0, x1, y0, y1 = (low, high, box.y0, box.y1) if mark == HOVER else (box.x0, box.x1, low, high)
+            where = f'x="{x0 * scale:.1f}" y="{height - y1 * scale:.1f}"'
+            size = f'width="{(x1 - x0) * scale:.1f}" height="{(y1 - y0) * scale:.1f}"'
+            words = escape("\n".join(told[place]), quote=False)
+            drawn.append(
+                f'<rect class="value" {where} {size} fill="none" pointer-events="all"><title>{words}</title></rect>\n'
+            )
+    return "".join(drawn)
+
+
+def save(figure: "Figure", folder: Path, name: str, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """Write `name` into `folder` in each of `formats` (png, svg, pdf), whole or not at all; return the paths."""
+    paths = []
+    make_readable(figure)
+    with styled():
+        for suffix in formats:
+            path = folder / f"{name}.{suffix}"
+            dpi = PNG_DPI if suffix == "png" else "figure"
+            if suffix == "svg":
+                write_text(path, as_svg(figure, UNDATED["svg"]))
+            else:
+                write_whole(
+                    path,
+                    partial(
+                        figure.savefig, format=suffix, dpi=dpi, metadata=UNDATED.get(suffix), bbox_inches=_whole(figure)
+                    ),
+                )
+            paths.append(path)
+            # The layout is in inches, hence that of the next format too; working it out is half of the time.
+            figure.set_layout_engine("none")
+    return paths
