@@ -1,7 +1,6 @@
 """A page: titled sections of paragraphs, tables, figures and responses, rendered as one self-contained HTML file."""
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +28,6 @@ THEME = {
     **{style.BLACK: "ink", style.SOFT: "soft", style.GREY: "grey", "#FFFFFF": "paper", "#E3E3E3": "line"},
 }
 """Names that the page has for the colours of figures, light and dark."""
-WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
-"""Captions of figures, descriptions of files."""
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
@@ -129,7 +126,7 @@ def figure_block(name: str, figure: "Drawn") -> FigureBlock:
 
     Of its caption those sentences whose word the figure has.
     """
-    caption = " ".join(said for word, said in WORDS["captions"][name].items() if word in style.words_of(figure))
+    caption = " ".join(said for word, said in style.WORDS["captions"][name].items() if word in style.words_of(figure))
     title = style.title_of(figure)
     svg = as_svg(figure, dict.fromkeys(("Date", "Creator", "Format", "Type")), entitled=False)
     svg = re.sub(r' width="[^"]*" height="[^"]*"', "", svg[svg.index("<svg") :], count=1)

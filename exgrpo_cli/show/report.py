@@ -20,10 +20,10 @@ from exgrpo_cli.runs.folder import CHECKSUMS_FILE, REPORT_FILE, RunFolder, read_
 from exgrpo_cli.runs.result import RunResult, read_summary, remarks
 from exgrpo_cli.show import statistics, tables
 from exgrpo_cli.show.figures import run as figures
+from exgrpo_cli.show.figures.style import WORDS
 from exgrpo_cli.show.headline import run_headline, study_headline
 from exgrpo_cli.show.page import (
     NOT_SHOWN,
-    WORDS,
     Block,
     Links,
     Page,

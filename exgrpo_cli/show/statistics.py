@@ -38,7 +38,7 @@ class Statistic:
     """Its part of the object of `--json`."""
     tables: Sequence[Callable[[Numbers], Table | None]] = ()
     figures: "Mapping[str, Callable[[Numbers], Figure | None]]" = field(default_factory=dict)
-    """Maker of a figure by the name of its file; how to read it is in `words.toml`."""
+    """Maker of a figure by the name of its file; how to read it is in `figures/words.toml`."""
 
 
 STATISTICS = (

@@ -17,7 +17,7 @@ from exgrpo_cli.runs.result import Memorising, PassRates
 from exgrpo_cli.show.figures import comparisons, replay
 from exgrpo_cli.show.figures import run as figures
 from exgrpo_cli.show.figures.comparisons import ArmCurve, ArmScore
-from exgrpo_cli.show.figures.style import looks_of, title_of
+from exgrpo_cli.show.figures.style import WIDTH, WORDS, looks_of, title_of
 from exgrpo_cli.show.queries import Numbers
 from exgrpo_cli.show.record import read_run
 from exgrpo_cli.show.statistics import replay_figures, report_runs, save_all, save_reports, summarise
@@ -212,8 +212,9 @@ def test_draws_stand_beside_their_promise_and_runs_beside_each_other(told: Numbe
 
 
 def test_no_figure_has_text_that_leaves_it_or_overlaps_its_neighbours(run: Path, told: Numbers) -> None:
-    for _, figure in [*figures.training_figures(run), *replay_figures(told)]:
+    for name, figure in [*figures.training_figures(run), *replay_figures(told)]:
         assert_readable(figure)
+        assert title_of(figure) and WORDS["captions"][name] and figure.get_figwidth() == WIDTH
 
 
 POINTS = {"mean": [0.3, 0.5, 0.7], "low": [0.2, 0.4, 0.6], "high": [0.4, 0.6, 0.8]}

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from exgrpo_cli.base.errors import InputError, ToolkitWarning
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.runs.folder import note_checksums
 from exgrpo_cli.runs.result import write_result
+from exgrpo_cli.show.headline import study_headline
 from exgrpo_cli.show.page import Paragraph, gather
 from exgrpo_cli.show.record import read_config
 from exgrpo_cli.show.report import differing_settings, write_report
@@ -51,11 +53,92 @@ def test_a_page_has_every_section_and_figure_and_loads_nothing(run: Path, tmp_pa
     assert {address[1:] for address in loaded if address.startswith("#")} <= set(ids)
     assert "default-src 'none'" in text
     assert not re.search(r"url\((?!#)|@import|http-equiv=.refresh", text)
+    assert "step 30\nfresh questions: " in text and text.count('<rect class="value"') > 300, "values under the pointer"
+    assert not re.search(r"https?://(?!www\.w3\.org/)", text.replace("http://example.org", ""))
+    said = re.search(r'class="headline">([^<]*)<', text)
+    assert said and said[1].startswith("exgrpo with backbone tiny on arithmetic questions: held-out pass@1 ")
+    assert "prefers-color-scheme: dark" in text and "stroke: var(--blue)" in text and '#0072b2;"' not in text
     for name in ("learning", "diagnostics", "replay-buckets", "replay-flow", "replay-entropy-by-bucket"):
         assert f'id="figure-{name}"' in text
     changed = {name: (here, there) for name, here, there in differing_settings(read_config(run))}
     assert changed["rollout.questions_per_step"] == ("8", "32")
     assert not {"run.method", "optim.horizon", "rollout.logprobs"} & changed.keys()
+
+
+def test_warnings_see_what_happens_between_two_validations_and_files_are_linked(run: Path, tmp_path: Path) -> None:
+    sick = tmp_path / "sick"
+    shutil.copytree(run, sick)
+    lines = [json.loads(line) for line in (sick / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["batch/pass_at_1"], line["batch/questions"] = (0.2 if 12 <= line["step"] < 18 else 0.6), 64
+    lines[11]["policy/ratio_fresh_max"] = 126.6
+    (sick / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = write_report(sick).read_text()
+    assert "Step 12: a burst of importance ratios: this step made a fresh token 127 times as likely" in text
+    assert "Step 14: success on fresh questions is less than half of what it was" in text
+    assert re.search(r'class="alarm">Warnings \(\d\)<', text)
+    for name in ("metrics.jsonl", "samples/", "summary.json"):
+        assert f'<a href="./{name}">{name}</a>' in text
+
+
+@pytest.mark.parametrize(
+    ("mean", "low", "high", "seeds", "p_holm", "said"),
+    [
+        (0.05, 0.02, 0.08, 8, 0.01, "mine is ahead of grpo by 0.050 .*\\[\\+0.020, \\+0.080\\], 8 seeds.*Decided: "),
+        (-0.05, -0.08, -0.02, 8, 0.01, "grpo is ahead of mine by 0.050 .*\\[\\+0.020, \\+0.080\\].*Decided: "),
+        (0.05, 0.02, 0.08, 8, 0.2, "Undecided: the difference may be chance"),
+        (0.05, -0.02, 0.12, 8, 0.2, "Undecided: the difference may be chance"),
+        (0.05, 0.02, 0.08, 2, None, "Undecided: a verdict needs 8 seeds"),
+    ],
+)
+def test_a_study_begins_with_its_answer(
+    mean: float, low: float, high: float, seeds: int, p_holm: float | None, said: str
+) -> None:
+    effect = {"mean": mean, "low": low, "high": high, "seeds": seeds}
+    arms = {
+        "grpo": {"difference": None, "baseline": "grpo", "p_holm": None},
+        "mine": {"difference": effect, "baseline": "grpo", "p_holm": p_holm},
+    }
+    assert re.search(said, study_headline({"arms": arms}, seeds_needed=8))
+
+
+LOOK = """
+const frame = document.querySelector("iframe");
+frame.onload = () => setTimeout(() => {
+  const page = frame.contentDocument, root = page.documentElement, found = [];
+  if (root.scrollWidth > root.clientWidth) found.push("the page scrolls sideways");
+  for (const svg of page.querySelectorAll("svg")) {
+    const boxes = [...svg.querySelectorAll("text")].filter(text => !text.querySelector("tspan"))
+      .map(text => [text.textContent.trim(), text.getBoundingClientRect()]);
+    for (const [words, a] of boxes) for (const [others, b] of boxes)
+      if (a !== b && Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
+          && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 2) found.push(words + " over " + others);
+  }
+  document.body.innerHTML = "<pre></pre>";
+  document.body.firstChild.textContent = "seen:" + (found.join("; ") || "nothing wrong") + ":seen";
+}, 500);
+"""
+"""A page beside its own: the page is looked at in a frame as wide as a screen."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 768, 1280, 1920])
+def test_a_browser_shows_the_page_without_overlaps_or_scrolling_sideways(
+    run: Path, study: Path, tmp_path: Path, width: int
+) -> None:
+    chromium = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+    assert chromium, "this test needs Chromium: apt-get install chromium"
+    with pytest.warns(ToolkitWarning):
+        pages = [write_report(run, tmp_path / "run.html"), write_report(study, tmp_path / "study.html")]
+    for page in pages:
+        frame = f'<iframe src="{page.name}" style="width: {width}px; height: 900px"></iframe>'
+        (tmp_path / "look.html").write_text(f"<!doctype html><body>{frame}<script>{LOOK}</script>")
+        options = ["--headless", "--no-sandbox", "--allow-file-access-from-files", "--enable-logging=stderr", "--v=0"]
+        options += [f"--user-data-dir={tmp_path / 'browser'}", "--virtual-time-budget=5000", "--dump-dom"]
+        command = [chromium, *options, f"file://{tmp_path / 'look.html'}"]
+        seen = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+        assert "seen:nothing wrong:seen" in seen.stdout, (page.name, re.findall("seen:.*:seen", seen.stdout)[-1:])
+        assert "CONSOLE" not in seen.stderr
 
 
 def test_a_mistake_of_ours_is_no_damage_to_a_file() -> None:

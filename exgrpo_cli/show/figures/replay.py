@@ -1,6 +1,6 @@
 """Figures of what the experience buffer of a run held and gave; each is None while there is nothing to draw."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,81 +20,25 @@ CHANGES = ("fewer", "as many", "more")
 """Successes after a replay visit against those before, in the order of the difference's sign."""
 
 
-def over_time(
-    titles: Mapping[str, Mapping[str, str]], said: Callable[[Numbers], str], told: Numbers
-) -> "Figure | None":
-    """A panel over the steps for each title: its lines by their labels, each with the path of its values; `said` is
-    the figure's title."""
-    lines = {title: {name: series(told, path) for name, path in paths.items()} for title, paths in titles.items()}
+def over_time(name: str, told: Numbers) -> "Figure | None":
+    """The figure of that name: panels over the steps, as `words.toml` has them with the figure's title."""
+    titles = style.WORDS["panels"][name]
+    lines = {title: {label: series(told, path) for label, path in paths.items()} for title, paths in titles.items()}
     panels = [Panel(title, own) for title, own in lines.items() if not any(each is None for each in own.values())]
     figure = style.series_figure(panels, told["steps"], told["first_mixed_step"])
-    return figure and style.entitle(figure, said(told))
+    return figure and style.entitle(figure, style.WORDS["titles"][name].format_map(told))
 
 
-def _states_title(told: Numbers) -> str:
-    known = {
-        "buffered": told["questions"],
-        "retired": told["retired"],
-        "tried": told["tried"],
-        "unseen": told["unseen"],
-    }
-    named = [f"{number:,} {state}" for state, number in known.items() if number is not None]
-    return f"Training questions at the end: {', '.join(named)}"
-
-
-def _choice_title(told: Numbers) -> str:
-    entropy = told["entropy"]
-    if not entropy["selected"] or not entropy["available"]:
-        return "Entropy of the answers replayed, and of those to choose from"
-    return f"Answers replayed have entropy {entropy['selected']:.3f} nats on average, those to choose from " + (
-        f"{entropy['available']:.3f}"
-    )
-
-
-question_states = partial(
-    over_time,
-    {
-        "questions": {"buffered": "over_time.questions", "retired": "over_time.retired"},
-        "tried, nothing stored": {"": "over_time.tried"},
-        "unseen": {"": "over_time.unseen"},
-    },
-    _states_title,
+question_states, units_scanned, entropy_of_choice = (
+    partial(over_time, name) for name in ("replay-questions", "replay-units", "replay-entropy")
 )
-units_scanned = partial(
-    over_time,
-    {
-        "units": {"replayed": "over_time.units.taken", "scanned": "over_time.units.scanned"},
-        "priority of the replayed": {"": "over_time.units.priority"},
-        "drift of the scanned": {"": "over_time.units.drift"},
-    },
-    lambda told: "Units scanned for replay, and those near enough to the policy to be replayed",
-)
-entropy_of_choice = partial(
-    over_time,
-    {
-        "mean token entropy (nats)": {
-            "replayed": "over_time.entropy_selected",
-            "available (mean)": "over_time.entropy_available",
-        },
-        "candidates per question": {"": "over_time.candidates"},
-    },
-    _choice_title,
-)
-COMPARED = {
-    "questions buffered": "over_time.questions",
-    "questions retired": "over_time.retired",
-    "trajectories in the buffer": "over_time.trajectories",
-    "entropy of replayed (nats)": "over_time.entropy_selected",
-    "age of replayed (steps)": "over_time.age",
-    "effective sample size (share)": "ratios.ess",
-}
-"""Panels in which several runs are set beside each other, each with the path of its values."""
 
 
 def buffers_compared(reports: Mapping[str, Numbers]) -> "Figure | None":
     """Contents of each buffer and draws from it, one line per run in every panel."""
     panels = [
-        Panel(title, {label: series(told, path) for label, told in reports.items()}) for title, path in COMPARED.items()
+        Panel(title, {label: series(told, path[""]) for label, told in reports.items()})
+        for title, path in style.WORDS["panels"]["replay-comparison"].items()
     ]
     figure = style.series_figure(panels, max(told["steps"] for told in reports.values()), one_legend=True)
     return figure and style.entitle(figure, f"Replay buffers of {len(reports)} runs, and what was drawn from them")
@@ -125,8 +69,8 @@ def bucket_occupancy(told: Numbers) -> "Figure | None":
         axes.set(yticks=shown, ylabel=f"successes of {told['group_size']} at the last visit")
         style.count_axis(axes, "step", told["steps"])
         style.mark_phase_start(axes, told["first_mixed_step"])
-        names = [f"{k} of {told['group_size']} right" for k in shown.tolist()]
-        style.tell_lines(axes, "step", dict(zip(names, questions, strict=True)))
+        for k, counts in zip(shown.tolist(), questions, strict=True):
+            style.tell_line(axes, "step", f"{k} of {told['group_size']} right", np.arange(len(counts)), counts)
         title = f"Questions in the replay buffer by how often they were solved: {told['questions']:,} at the end"
         return style.entitle(figure, title)
 
@@ -175,9 +119,8 @@ def age_and_reuse(told: Numbers) -> "Figure | None":
             axes.grid(visible=False, axis="x")
             style.logarithmic_axis(axes)
             axes.locator_params(axis="x", nbins=6, integer=True)
-            places = sorted(counts)
-            numbers = np.array([counts[place] for place in places], dtype=np.float64)
-            style.tell_lines(axes, axes.get_xlabel(), {axes.get_ylabel(): numbers}, places)
+            places, numbers = np.array(sorted(counts.items())).T
+            style.tell_line(axes, axes.get_xlabel(), axes.get_ylabel(), places, numbers)
         never = f"{reuse['never']:,} of {told['stored']:,} stored answers were never replayed"
         return style.entitle(figure, f"Half of the replays were at most {age['median']:g} steps old; {never}")
 

@@ -14,7 +14,7 @@ from jaxtyping import Float64
 from exgrpo_cli.runs.folder import RunMetrics, read_metrics
 from exgrpo_cli.runs.result import RESULT_FILE, Memorising, read_result, read_summary
 from exgrpo_cli.show.figures import style
-from exgrpo_cli.show.figures.style import BLACK, MAXIMA, Panel, new_figure
+from exgrpo_cli.show.figures.style import BLACK, Panel, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,19 +23,6 @@ if TYPE_CHECKING:
 SUMMARY_FILE = "summary.json"
 LEAST_LOGGED = 0.1
 """Share of the steps that must have logged a value: with fewer its panel is empty but for a corner."""
-DIAGNOSTICS = {
-    "policy entropy (nats)": {"": "policy/entropy"},
-    "ratio $w$, fresh tokens": {"mean": "policy/ratio_fresh", MAXIMA: "policy/ratio_fresh_max"},
-    "ratio $w^*$, replayed tokens": {"mean": "policy/ratio_replay", MAXIMA: "policy/ratio_replay_max"},
-    "effective sample size (share)": {"": "replay/ess"},
-    "gradient norm": {"": "optim/grad_norm"},
-    "skipped updates": {"": "optim/updates_skipped"},
-    "clipped tokens (share)": {"": "policy/clip_fraction"},
-    "log-prob gap to the engine": {"mean": "policy/logprob_gap_mean", MAXIMA: "policy/logprob_gap_max"},
-    "response length (tokens)": {"": "length/mean"},
-    "solved by all / none (share)": {"all": "batch/solve_all", "none": "batch/solve_none"},
-}
-"""Title of each panel, and the metrics that it draws by their labels."""
 LOGARITHMIC = ("ratio", "gradient", "log-prob")
 """Beginnings of the titles whose values may need a logarithmic axis; the others begin at 0."""
 
@@ -102,9 +89,10 @@ def learning_curve(metrics: RunMetrics, heldout: Mapping[str, Scores]) -> "Figur
         last_step = int(metrics.steps[-1]) if len(metrics.steps) else 0
         style.count_axis(axes, "step", last_step, margin=0.02)
         axes.set(ylabel="pass@1", ylim=(0, 1))
-        style.tell_lines(axes, "step", drawn or {"": np.array([])}, metrics.steps)
         style.mark_phase_start(axes, metrics.first_mixed_step, label=True)
-        figure.legend(loc="outside upper left", ncols=1 + (len(drawn) + len(heldout) > 2))
+        style.legend_of_all(
+            figure, [axes], axes.get_legend_handles_labels()[1], ncols=1 + (len(drawn) + len(heldout) > 2)
+        )
         style.explain_smoothing(figure, max(windows, default=0))
         title = learning_title(metrics, heldout)
         return style.entitle(figure, f"{title[0].upper()}{title[1:]}" if heldout else title)
@@ -159,7 +147,7 @@ def _draw_heldout(axes: "Axes", heldout: Mapping[str, Scores], place_of: Any) ->
 def policy_diagnostics(metrics: RunMetrics) -> "Figure | None":
     """One small panel for each diagnostic with something to see: what was hardly ever logged, or always 0, is not."""
     panels = []
-    for title, keys in DIAGNOSTICS.items():
+    for title, keys in style.WORDS["panels"]["diagnostics"].items():
         values = {label: metrics.series(key) for label, key in keys.items()}
         if any(np.nan_to_num(own).any() and np.isfinite(own).mean() >= LEAST_LOGGED for own in values.values()):
             lines = {label: own for label, own in values.items() if np.isfinite(own).any()}

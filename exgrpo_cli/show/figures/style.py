@@ -5,6 +5,7 @@ distinct to colour-blind readers, and arms are told apart by line and marker as 
 """
 
 import logging
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ TITLE_COLUMNS, TITLE_LINE = 58, 0.19
 MOST_AREAS = 75
 """Places of a panel that have words: more of them are too narrow to be pointed at."""
 STYLE_FILE = Path(__file__).with_name("exgrpo.mplstyle")
+WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+"""Captions, titles and panels of figures; what a page says of files."""
 
 SMOOTHED_FROM = 40
 """Values from which on a moving average is drawn over them."""
@@ -104,17 +107,11 @@ def tell(axes: "Axes", place: float, words: str, *, row: bool = False) -> None:
     axes.text(*at, words, gid=HOVER_ROW if row else HOVER, visible=False)
 
 
-def tell_lines(
-    axes: "Axes", unit: str, lines: Mapping[str, np.ndarray], places: "Sequence[float] | np.ndarray | None" = None
-) -> None:
-    """For places (0, 1, 2, ... without them) the values of all lines there, at most MOST_AREAS evenly spaced."""
-    columns = np.stack([np.asarray(values, dtype=np.float64) for values in lines.values()])
-    at = np.arange(columns.shape[1]) if places is None else np.asarray(places)
-    known = np.flatnonzero(np.isfinite(columns).any(axis=0))
-    for place in known[np.unique(np.linspace(0, len(known) - 1, MOST_AREAS).round().astype(int))] if len(known) else ():
-        values = zip(lines, columns[:, place], strict=True)
-        said = [f"{label or 'value'}: {value:.4g}" for label, value in values if np.isfinite(value)]
-        tell(axes, float(at[place]), "\n".join([f"{unit} {at[place]:g}", *said]))
+def tell_line(axes: "Axes", unit: str, label: str, places: np.ndarray, values: np.ndarray) -> None:
+    """The values of a line for who points at their places, at most about MOST_AREAS of them, the last among them."""
+    known = np.flatnonzero(np.isfinite(values))[::-1]
+    for number in known[:: 1 + len(known) // MOST_AREAS].tolist():
+        tell(axes, float(places[number]), f"{unit} {places[number]:g}\n{label or 'value'}: {values[number]:.4g}")
 
 
 def panel_grid(num: int, columns: int, *, row_height: float, **options: Any) -> "tuple[Figure, list[Axes]]":
@@ -130,7 +127,7 @@ def legend_of_all(figure: "Figure", panels: "Sequence[Axes]", names: Sequence[st
     """One legend above all panels, of the `names` that any of them has."""
     found = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     shown = [name for name in names if name in found]
-    figure.legend([found[name] for name in shown], shown, loc="outside upper center", **options)
+    figure.legend([found[name] for name in shown], shown, loc="outside upper left", **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +176,6 @@ def series_figure(
 def _draw_panel(axes: "Axes", panel: Panel) -> int:
     """Draw a panel; returns the steps that its averages are over, 0 without any."""
     axes.set_title(fill(panel.title, TITLE_COLUMNS // 2), loc="left")
-    tell_lines(axes, "step", panel.lines, panel.steps)
     values = np.concatenate(list(panel.lines.values()))
     known = values[np.isfinite(values)]
     looks = looks_of(list(panel.lines))
@@ -203,6 +199,7 @@ def draw_line(
     """
     known = np.isfinite(values)
     x, y = (np.arange(len(values)) if steps is None else steps)[known], values[known].astype(np.float64)
+    tell_line(axes, "step", label, x, y)
     look: dict[str, Any] = {"color": color, "label": label or None, "linestyle": linestyle}
     if len(x) < FEW:
         look |= {"linestyle": "none", "marker": "o", "clip_on": False}

@@ -56,13 +56,17 @@ def as_svg(figure: "Figure", metadata: Mapping[str, Any], *, entitled: bool = Tr
 
 
 def _whole(figure: "Figure") -> Any:
-    """The figure with its title above it, in inches."""
+    """The figure laid out, with its title above it, in inches."""
     from matplotlib.transforms import Bbox
 
+    # A layout is in inches, hence that of the next format too; working it out is half of the time.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for legend in figure.legends:
+        legend.set_bbox_to_anchor((0, 0, 1, 1), figure.transFigure)
     lines = sum(text.get_text().count("\n") + 1 for text in figure.texts if text.get_gid() == TITLE)
-    return Bbox.from_bounds(
-        0, 0, figure.get_figwidth(), figure.get_figheight() + lines * TITLE_LINE + 0.08 * bool(lines)
-    )
+    width, height = figure.get_size_inches()
+    return Bbox.from_bounds(0, 0, width, height + lines * TITLE_LINE + 0.08 * bool(lines))
 
 
 def _areas(axes: "Axes", height: float, scale: float) -> str:
@@ -106,6 +110,4 @@ def save(figure: "Figure", folder: Path, name: str, formats: Sequence[str] = ("p
                     ),
                 )
             paths.append(path)
-            # The layout is in inches, hence that of the next format too; working it out is half of the time.
-            figure.set_layout_engine("none")
     return paths
