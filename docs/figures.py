@@ -2,7 +2,8 @@
 
 Studies and claims are drawn from `results/`, the map of regimes by `results/map.py`. The guide shows two runs,
 RUNS/healthy and RUNS/sick: without RUNS, or where they are not there, they are trained first (15 minutes on two quiet
-cores). `images/architecture.svg` is written by hand. Colours are those of Okabe and Ito (2008), distinct to
+cores). The README's picture puts `images/terminal.svg` beside them, which `python docs/terminal.py` records anew.
+`images/architecture.svg` is written by hand. Colours are those of Okabe and Ito (2008), distinct to
 colour-blind readers.
 """
 
@@ -100,6 +101,24 @@ def guide(runs: Path) -> None:
             shutil.copyfile(run / "plots" / f"{figure}.png", DOCS / "figures" / f"{name}-{figure}.png")
 
 
+SCREEN = """<body style="margin:12px;display:flex;gap:16px;align-items:center;background:white">
+<img src="images/terminal.svg" width="880"><div><img src="figures/healthy-learning.png" width="600">
+<img src="figures/healthy-replay-questions.png" width="600"></div></body>"""
+
+
+def first_screen() -> None:
+    """The picture of the README: the terminal of a run beside two of its figures, as a browser lays them out."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        raise SystemExit("images/first-run.png needs chromium: install it, then run this again.")
+    with tempfile.NamedTemporaryFile("w", dir=DOCS, suffix=".html") as page:
+        page.write(SCREEN)
+        page.flush()
+        options = ("--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1530,620")
+        shot = f"--screenshot={DOCS / 'images' / 'first-run.png'}"
+        subprocess.run([browser, *options, shot, Path(page.name).as_uri()], check=True, capture_output=True)
+
+
 def main() -> None:
     """Draw them all."""
     map_of_regimes.main(DOCS / "images")
@@ -107,6 +126,7 @@ def main() -> None:
         save(figure, DOCS / "images", name, formats=("png",))
     with tempfile.TemporaryDirectory() as made:
         guide(Path(sys.argv[1] if len(sys.argv) > 1 else made))
+    first_screen()
 
 
 if __name__ == "__main__":

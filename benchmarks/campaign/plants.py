@@ -116,6 +116,14 @@ def _in_json(path: Path, text: str, rng: random.Random) -> None:
     path.write_text(json.dumps(value))
 
 
+def _in_vocabulary(path: Path, text: str, rng: random.Random) -> None:
+    """As a token more, so that the tokenizer stays one."""
+    value = json.loads(path.read_text())
+    vocabulary = value["model"]["vocab"]
+    vocabulary[text] = max(vocabulary.values()) + 1
+    path.write_text(json.dumps(value))
+
+
 def _in_lines(path: Path, text: str, rng: random.Random) -> None:
     lines = path.read_text().splitlines()
     at = rng.randrange(len(lines))
@@ -172,7 +180,7 @@ PLACES: tuple[tuple[str, Plant], ...] = (
     ("model/config.json", _in_json),
     ("model/generation_config.json", _in_json),
     ("model/tokenizer_config.json", _in_json),
-    ("model/tokenizer.json", _in_json),
+    ("model/tokenizer.json", _in_vocabulary),
     ("model/chat_template.jinja", _in_text),
     ("model/model.safetensors", _in_header),
     ("data/train.parquet", _in_column),
@@ -267,6 +275,8 @@ def _plant(run: str, place: str, plant: str, text: str, seed: float) -> None:
         from exgrpo_cli.base.files import write_manifest
 
         write_manifest(Path(run, "data"))
+    # What is written once keeps its old note, which would refuse the plant by its size alone.
+    Path(run, "checksums.json").unlink()
     note_checksums(Path(run), at_the_end=True)
 
 
