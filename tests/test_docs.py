@@ -132,6 +132,7 @@ HOW_TO = (
     *(f"guide/{page.name}" for page in DOCS.glob("guide/*.md")),
 )
 READ_FIRST = {f"docs/{page}": {"long_sentence": 25, "early_decimals": 3} for page in ("tutorial.md", *HOW_TO)}
+READ_FIRST["README.md"] = {"lines": 120, "early_numbers": 3, "early_decimals": 3, "long_sentence": 25}
 """Most that a page may have which is read in order, from its first line: see `Measures`."""
 
 
