@@ -104,6 +104,20 @@ def test_every_command_exists_with_its_options(page: Path) -> None:
             command.make_context(name, arguments)
 
 
+def test_the_page_of_commands_lists_them_all() -> None:
+    import typer
+
+    from exgrpo_cli.commands import app
+
+    table = (DOCS / "cli.md").read_text().partition("\n\n`exgrpo COMMAND")[0]
+    listed = {
+        word
+        for row in re.findall(r"^\| (`.*?) \|", table, flags=re.MULTILINE)
+        for word in re.findall(r"`([\w-]+)", row)
+    }
+    assert listed == {name for name, command in typer.main.get_command(app).commands.items() if not command.hidden}
+
+
 def test_the_bridge_names_settings_that_exist_with_the_presets_values() -> None:
     """What is written with a value is what the preset of the paper's main backbone has, the metric apart."""
     from exgrpo_cli.config.layers import build_config
