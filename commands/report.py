@@ -1,5 +1,6 @@
 """`exgrpo report`: the page of a run or a study."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -46,10 +47,14 @@ def write_page(folder: Path, *, quiet: bool) -> None:
     Raises Interrupted, which says how to get the page.
     """
     from exgrpo_cli.base.errors import ExgrpoError, Interrupted
+    from exgrpo_cli.base.reporter import make_reporter
     from exgrpo_cli.show.report import write_report
 
     try:
-        talk(f"report: {write_report(folder)}", quiet=quiet)
+        with closing(make_reporter(quiet=quiet)) as reporter:
+            reporter.phase("writing the page")
+            path = write_report(folder)
+        talk(f"report: {path}", quiet=quiet)
     except ExgrpoError as error:
         talk(f"exgrpo: no report: {error}")
     except KeyboardInterrupt:

@@ -151,14 +151,14 @@ def train(
                 config, start.folder, resume=start.resume, reporter=reporter, ranks=ranks, time_limit=time_limit,
                 plan=plan,
             )  # fmt: skip
+        reporter.close()
         if check:
-            reporter.close()
             if speaks:
                 cli.print_json(report) if speech.json else cli.write_data("\n".join(report_lines(report)))
             if not report["well"]:
                 raise typer.Exit(1)
         elif speaks:
-            _end(start, summary, speech, reporter)
+            _end(start, summary, speech)
 
 
 def _load(reporter: "Reporter") -> "Ranks":
@@ -205,13 +205,9 @@ def _print_plan(start: "RunStart", plan: "Plan", json: bool, *, speaks: bool) ->
         cli.write_data("\n".join(f"# {line}" for line in plan.lines()) + f"\n\n{text}", end="")
 
 
-def _end(start: "RunStart", summary: dict[str, Any], speech: cli.Speech, reporter: "Reporter | None" = None) -> None:
+def _end(start: "RunStart", summary: dict[str, Any], speech: cli.Speech) -> None:
     if start.config.run.plots:
-        if reporter is not None:
-            reporter.phase("writing the page of the run")
-        write_page(start.folder, quiet=True)
-    if reporter is not None:
-        reporter.close()
+        write_page(start.folder, quiet=speech.quiet)
     if speech.json:
         cli.print_json(summary)
         return
@@ -248,14 +244,15 @@ def _print_result(summary: dict[str, Any], start: "RunStart") -> None:
 def _next_commands(start: "RunStart") -> list[str]:
     """Three lines to go on with: ask the model, look at what was replayed, and compare with another method."""
     from exgrpo_cli.base.files import read_json_lines
-    from exgrpo_cli.presets import preset_names
+    from exgrpo_cli.presets import load_preset, preset_names
 
     config, run, steps = start.config, shlex.quote(str(start.folder)), start.config.run.steps
     last = max(start.folder.glob("samples/*.jsonl"), default=None)
     asked = min((" ".join(line["prompt"].split()) for line in read_json_lines(last)), key=len) if last else "1+1=?"
     look = f"look into its buffer  exgrpo replay-stats {run}"
     more = f"train on              exgrpo train --resume --output {run} --steps {2 * steps}"
-    if config.backbone.name in preset_names("backbones") and config.run.method in preset_names("methods"):
+    known = config.backbone.name in preset_names("backbones") and config.run.method in preset_names("methods")
+    if known and load_preset("backbones", config.backbone.name)["data"]["train"] == config.data.train:
         methods = ",".join(dict.fromkeys(("grpo", config.run.method, "exgrpo")))
         more = (
             f"compare methods       exgrpo ablate --methods {methods} --backbone {config.backbone.name} --steps {steps}"

@@ -22,7 +22,7 @@ from exgrpo_cli.base.output import data_stream, printable
 
 _MEANINGS = {
     "pass@1": "share of answers that are correct",
-    "phase": "on-policy steps train on new rollouts (sampled answers) alone, mixed ones on stored ones as well",
+    "phase": "on-policy steps train on new rollouts (sampled answers) alone, mixed ones also on stored ones",
     "buffer": "correct rollouts of earlier steps, their questions in buckets by how many were correct at the last "
     "visit; once all are, a question is retired: asked no more",
     "entropy": "how undecided the model is about each next token; near 0 it always says the same",
@@ -203,7 +203,7 @@ class LiveReporter(Reporter):
         self._progress = Progress(named, BarColumn(bar_width=20), _Counted(), console=console)
         self._tasks: dict[str, Task] = {}
         self._phase = self._progress.add_task("", total=None, first=0, at=0.0)
-        self._figures: RenderableType = ""
+        self._line: Mapping[str, Any] = {}
         self._live = Live(console=console, refresh_per_second=8, get_renderable=self._view)
         self._live.start()
 
@@ -231,15 +231,13 @@ class LiveReporter(Reporter):
         self._explain(line)
         what = "training" if "budget/spent" in line else "training steps"
         self._advance(what, spent(line) - 1, spent(line), total)
-        self._figures = as_rows(step_view(line, self.group_size, self.heldout))
+        self._line = line
         self.phase("")
 
     def close(self) -> None:
         """See `Reporter.close`."""
         self.phase("")
-        if self._live.is_started:
-            self._live.stop()
-            self._live.console.print()
+        self._live.stop()
 
     def _advance(self, what: str, first: int, done: int, total: int) -> None:
         """Set the bar of some work, which began at `first` when it is new; it swings until something is done."""
@@ -252,7 +250,8 @@ class LiveReporter(Reporter):
         task = self._progress.tasks[0]
         shows = bool(task.description) and (task.elapsed or 0.0) > _LEAST_SHOWN
         self._progress.update(self._phase, visible=shows)
-        return Group(self._progress, self._figures) if self._figures else self._progress
+        figures = step_view(self._line, self.group_size, self.heldout) if self._line else {}
+        return Group(self._progress, as_rows(figures)) if figures else self._progress
 
 
 def _set(task: Task, done: int, total: int) -> None:
@@ -291,7 +290,7 @@ def step_view(line: Mapping[str, Any], group_size: int, heldout: str) -> dict[st
     def written(forms: Mapping[str, str]) -> str:
         return ", ".join(form.format(line[key]) for key, form in forms.items() if key in line)
 
-    own = written({"batch/pass_at_1": "{:.3f} on new questions", "replay/pass_at_1": "{:.3f} on replayed questions"})
+    own = written({"batch/pass_at_1": "{:.3f} on new questions", "replay/pass_at_1": "{:.3f} on replayed ones"})
     rows = {"pass@1": f"held-out {heldout}; " * bool(heldout) + f"this step {own}"}
     if "replay/questions" in line:
         used = line.get("replay/used", 0)

@@ -302,8 +302,8 @@ def learnt(heldout: Mapping[str, Any]) -> str:
 
 def how_asked(score: Mapping[str, Any], name: str, temperature: float) -> str:
     """Questions behind a held-out score, of the set `name`, and their sampling."""
-    each = "1 answer" if score["samples"] == 1 else f"{score['samples']} answers"
-    return f"{score['questions']} questions of {name}, {each} each at temperature {temperature:g}"
+    answers = f"{score['samples']} answer{'s' * (score['samples'] > 1)}"
+    return f"{score['questions']} questions of {name}, {answers} each, temperature {temperature:g}"
 
 
 def remarks(score: Mapping[str, Any]) -> str:

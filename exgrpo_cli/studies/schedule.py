@@ -313,9 +313,7 @@ def run_all(
                     if reason is None:
                         whole = progress(run)[1]
                         reporter.progress(whole, whole, label)
-                        found = run.read_result()
-                        mean = found.after.mean() / found.samples if found and found.samples else None
-                        reporter.note(f"{label}: done" + ("" if mean is None else f", held-out pass@1 {mean:.3f}"))
+                        reporter.note(f"{label}: done")
                     elif not reason and kills[label] < launcher.most_kills:
                         kills[label] += 1
                         reporter.note(f"{label}: its task was killed; submitted again")

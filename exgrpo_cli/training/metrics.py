@@ -5,7 +5,6 @@ groups; `tokens/trained` alone counts replayed tokens. The held-out questions ar
 training, by the same seeds every time.
 """
 
-import itertools
 import math
 import time
 from collections import Counter
@@ -36,30 +35,21 @@ from exgrpo_cli.training.step.groups import Group
 class Clock:
     """Seconds spent in each phase of a step."""
 
-    def __init__(
-        self,
-        watch: Callable[[str], AbstractContextManager[Any]] = nullcontext,
-        tell: Callable[[str, int, int], None] = lambda phase, done, total: None,
-    ) -> None:
-        """`watch` is entered with the name of each phase while it lasts; `tell` hears how much of one is done."""
-        self._watch, self._tell = watch, tell
+    def __init__(self, watch: Callable[[str], AbstractContextManager[Any]] = nullcontext) -> None:
+        """`watch` is entered with the name of each phase while that phase lasts."""
+        self._watch = watch
         self._started = time.perf_counter()
         self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Work that counts into `seconds[name]`."""
+    def phase(self, name: str) -> Iterator[Any]:
+        """Work that counts into `seconds[name]`; yields what the watch does."""
         started = time.perf_counter()
         try:
-            with self._watch(name):
-                yield
+            with self._watch(name) as watching:
+                yield watching
         finally:
             self.seconds[name] += time.perf_counter() - started
-
-    def counting(self, phase: str, total: int) -> Callable[..., None]:
-        """A function to be called as each of the `total` parts of a phase ends."""
-        done = itertools.count(1)
-        return lambda *part: self._tell(phase, next(done), total)
 
     def metrics(self) -> dict[str, float | int]:
         """`time/<phase>` for every phase, and `time/step` for the whole since the clock was made."""
@@ -272,7 +262,7 @@ def tell_heldout(run: ActiveRun, record: QuestionRecord, score: Mapping[str, Any
     """Show a held-out score, and the first answer to the first of the questions: the same one each time."""
     config, before = run.parts.config, run.state.heldout_before
     how = how_asked(score, config.data.heldout_name, config.validation.temperature)
-    run.reporter.note(f"held-out, never trained on, {when}: {how}")
+    run.reporter.note(f"held-out (never trained on) {when}: {how}")
     run.reporter.heldout = f"{score['pass_at_1']:.3f} {when}"
     if before:
         run.reporter.heldout += f" ({before['pass_at_1']:.3f} before training)"

@@ -138,7 +138,7 @@ def run_steps(run: ActiveRun) -> None:
         run.reporter.progress(int(state.spent(config.run.budget)), config.run.whole_budget, what)
     while state.step < last_step and not state.finished.is_final:
         started = time.perf_counter()
-        result = run_step(run.parts, state, state.step + 1, Clock(run.phase, run.tell_phase))
+        result = run_step(run.parts, state, state.step + 1, Clock(run.phase))
         if result is None:
             state.finished = Ending.ALL_RETIRED
             run.reporter.note(f"all questions are retired after step {state.step}: training ends")

@@ -1,5 +1,6 @@
 """A run under way: what changes from step to step, what a step works with, and its folder, guards and clocks."""
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -229,18 +230,16 @@ class ActiveRun:
     """Scores on the held-out questions by step, as far as this process measured them between the steps."""
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Work that is watched, and named on the terminal while it lasts."""
-        self.reporter.phase(PHASES_IN_WORDS.get(name, ""))
+    def phase(self, name: str) -> Iterator[Callable[[int], None]]:
+        """Work that is watched, and named on the terminal while it lasts; yields a function that is to be called
+        as each of its parts ends, with the number of all of them."""
+        what, done = PHASES_IN_WORDS.get(name, ""), itertools.count(1)
+        self.reporter.phase(what)
         try:
             with self.watchdog.phase(name):
-                yield
+                yield lambda total: self.reporter.phase(what, next(done), total)
         finally:
             self.reporter.phase("")
-
-    def tell_phase(self, name: str, done: int, total: int) -> None:
-        """Show how much of a phase is done."""
-        self.reporter.phase(PHASES_IN_WORDS[name], done, total)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:

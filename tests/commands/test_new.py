@@ -4,13 +4,16 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from exgrpo_cli.commands import run
 from exgrpo_cli.commands.cli import template
+from exgrpo_cli.commands.train import _next_commands
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.settings import to_toml
+from exgrpo_cli.training.start import RunStart
 
 
 @pytest.fixture(autouse=True)
@@ -101,3 +104,23 @@ def test_without_arguments_three_things_to_try(capsys: pytest.CaptureFixture[str
     assert "steps = 40" in dry(train, capsys)
     assert run(shlex.split(look)[1:]) == 2
     assert "grpo" in dry(compare, capsys)
+
+
+@pytest.mark.parametrize(
+    ("settings", "last"),
+    [
+        ({"method": "exgrpo"}, "exgrpo ablate --methods grpo,exgrpo --backbone tiny --steps 150"),
+        ({"method": "dbb"}, "exgrpo ablate --methods grpo,dbb,exgrpo --backbone tiny --steps 150"),
+        # What an ablation would not train on, or cannot name, is gone on with.
+        ({"assignments": ["data.train=mine.parquet"]}, "exgrpo train --resume --output 'runs/my one' --steps 300"),
+        ({"method": "mine.toml"}, "exgrpo train --resume --output 'runs/my one' --steps 300"),
+    ],
+)
+def test_a_run_ends_with_three_commands_that_can_be_pasted(settings: dict[str, Any], last: str) -> None:
+    Path("mine.toml").write_text("[replay]\nmax_age = 20\n")
+    start = RunStart(config=build_config(**settings), folder=Path("runs/my one"), resume=False)
+    (start.folder / "samples").mkdir(parents=True)
+    lines = [json.dumps({"prompt": prompt}) for prompt in ("1+1+1=?", "it's\n2=?")]
+    (start.folder / "samples" / "step-000001.jsonl").write_text("\n".join(lines) + "\n")
+    commands = [line[24:] for line in _next_commands(start)]
+    assert commands == ["exgrpo sample 'runs/my one' '1+1+1=?'", "exgrpo replay-stats 'runs/my one'", last]

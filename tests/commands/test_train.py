@@ -117,7 +117,7 @@ def test_a_run_its_summary_its_table_and_its_sequel(small_config, tmp_path, caps
     assert run(["train", "--resume", "--output", "runs/one", "--steps", "3", "--quiet"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert "held-out pass@1 " in out and "each at temperature 1" in out
+    assert "held-out pass@1 " in out and "each, temperature 1" in out
     assert re.search(
         r"It all lies in runs/one \(\d+\.\d MiB\): report.html, model, plots, checkpoints; open its", out, re.MULTILINE
     )

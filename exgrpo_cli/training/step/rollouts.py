@@ -63,9 +63,10 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
         if len(fresh_ids) < missing:
             notes.append(f"step {step}: only {len(fresh_ids)} of {missing} fresh questions are left unretired")
         asked = rollout_requests(parts, state, question_ids, experience)
-        with clock.phase("rollout"):
-            count = clock.counting("rollout", sum(len(request.seeds) for request in asked))
-            rollouts = parts.generator.generate(asked, sampling_params(config), count)
+        total = sum(len(request.seeds) for request in asked)
+        with clock.phase("rollout") as watching:
+            heard = None if watching is None else lambda *rollout, tell=watching, total=total: tell(total)
+            rollouts = parts.generator.generate(asked, sampling_params(config), heard)
         require_current_weights(itertools.chain(*rollouts), parts.policy.weight_version)
         if parts.ranks.world_size > 1:
             state.remember_lengths(rollouts)
