@@ -61,7 +61,7 @@ SAMPLE: Shape = {
 """Keys of a row of samples/ that are shown."""
 RESPONSES_SHOWN = 3
 """Right ones and wrong ones, each."""
-ABREAST = 5
+ABREAST = 4
 """Arms beside each other in a table that fits a screen."""
 SAMPLE_FILES = 20
 """Files of the newest steps, in which responses are looked for."""
@@ -114,8 +114,8 @@ def run_page(run: Path, *, linked: bool = False) -> Page:
     }
     try:
         config = read_config(run)
-        drawn = ", ".join(draw_names(config.replay).values())
-        subtitle = f"Run {name}, seed {config.run.seed}, {f'replay {drawn}' if config.replay.enabled else 'no replay'}."
+        drawn = ", ".join(f"{kind} {rule}" for kind, rule in draw_names(config.replay).items())
+        subtitle = f"Seed {config.run.seed}, {f'replay by {drawn}' if config.replay.enabled else 'no replay'}."
         headline = run_headline(run)
     except (ExgrpoError, OSError) as error:
         headline, subtitle = f"Run {name} cannot be read whole.", f"{NOT_SHOWN}{error}"
@@ -363,14 +363,19 @@ def _comparison(study: Study, report: Numbers) -> Iterator[Block]:
     blocks = {name: figure_block(name, figure) for name, figure in drawn.items()}
     yield from (blocks.pop(name) for name in ("curves", "differences") if name in blocks)
     yield from map(warning, map(_sentence, report["warnings"]))
-    yield output.rich_table(output.score_rows(report), f"Arms: {output.TITLE}")
-    turned = list(zip(*output.endpoint_rows(report), strict=True))
-    for first in range(1, len(turned[0]), ABREAST):
-        part = [[row[0], *row[first : first + ABREAST]] for row in turned]
-        yield output.rich_table(part, "Other endpoints, difference from the baseline in brackets")
     budgets = "budgets as the claims state" if study.claims else f"equal in {study.equal}"
-    yield output.rich_table(output.spending_rows(report), f"Spent, means over seeds; {budgets}")
+    yield from _abreast(output.score_rows(report), f"Arms: {output.TITLE}")
+    yield Paragraph(WORDS["sections"]["Arms"])
+    yield from _abreast(output.endpoint_rows(report), "Other endpoints, difference from the baseline in brackets")
+    yield from _abreast(output.spending_rows(report), f"Spent, means over seeds; {budgets}")
     yield from blocks.values()
+
+
+def _abreast(rows: output.Rows, title: str) -> Iterator[Block]:
+    """Tables of a few arms beside each other, so that they fit a screen."""
+    turned = list(zip(*rows, strict=True))
+    for first in range(1, len(rows), ABREAST):
+        yield output.rich_table([[row[0], *row[first : first + ABREAST]] for row in turned], title)
 
 
 def _runs(study: Study, broken: list[tuple[Path, str]], linked: bool) -> Iterator[Block]:
@@ -378,9 +383,8 @@ def _runs(study: Study, broken: list[tuple[Path, str]], linked: bool) -> Iterato
     yield tables.listing("", ["arm", "seed", "state", "steps"], rows)
     for path, reason in broken:
         yield warning(f"{NOT_SHOWN}{path.parent.name}/{path.name} cannot be read: {reason}")
-    pages = [run.folder / REPORT_FILE for run in study.runs if (run.folder / REPORT_FILE).is_file()]
-    if pages:
-        yield Links({str(path.relative_to(study.folder)): "page of the run" for path in pages}, linked)
+    folders = [run.folder.relative_to(study.folder) for run in study.runs]
+    yield Links({f"{folder}/": "the run" for folder in folders}, linked)
     if study.runs:
         yield Paragraph(
             "A run's own page: exgrpo report STUDY/ARM/seed-N. Buffers: exgrpo replay-stats STUDY/ARM/seed-*"

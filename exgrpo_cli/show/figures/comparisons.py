@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from exgrpo_cli.base.output import printable
 from exgrpo_cli.base.statistics import Interval
 from exgrpo_cli.show.figures import style
 from exgrpo_cli.show.figures.style import Row, looks_of
@@ -66,7 +67,7 @@ def by_regime(arms: Sequence[ArmT]) -> dict[str, list[ArmT]]:
 
 def _label_of(arm: ArmScore | ArmCurve, more: str = "") -> str:
     """The arm's name as its panel shows it, wrapped: the regime is the panel's title."""
-    return "\n".join(wrap(arm.name.removeprefix(f"{arm.regime}: ") + more, LABEL_COLUMNS))
+    return "\n".join(wrap(printable(arm.name.removeprefix(f"{arm.regime}: ") + more), LABEL_COLUMNS))
 
 
 def arm_comparison(
@@ -196,7 +197,7 @@ def accuracy_by_benchmark(scores: Scores) -> "Figure":
         title, label = (benchmark, model) if len(looks) > 1 else (model, benchmark)
         mean, low, high = (score[end] for end in ("value", "low", "high"))
         own = looks[model]
-        row = Row(fill(label, LABEL_COLUMNS), mean, low, high, None, own["color"], own["marker"])
+        row = Row(fill(printable(label), LABEL_COLUMNS), mean, low, high, None, own["color"], own["marker"])
         panels.setdefault(title, []).append(row)
     figure = _rows_figure(panels, {}, "accuracy (95 % intervals over questions)", sharex=True)
     figure.axes[0].set_xlim(0, min(1.0, 0.05 + max(score["high"] for _, _, score in scores)))

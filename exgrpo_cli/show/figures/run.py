@@ -104,7 +104,9 @@ def learning_title(metrics: RunMetrics, heldout: Mapping[str, Scores]) -> str:
         whose = f"held-out pass@1{f' ({name})' * (len(heldout) > 1)}"
         if len(scores) == 1:
             return f"{whose} is {scores[0, 1]:.3f} at step {scores[0, 0]:,.0f}"
-        return f"{whose} {went(scores[0, 1], scores[-1, 1])} in {scores[-1, 0]:,.0f} steps"
+        first, last = scores[0], scores[-1]
+        span = f"between steps {first[0]:,.0f} and {last[0]:,.0f}" if first[0] else f"in {last[0]:,.0f} steps"
+        return f"{whose} {went(first[1], last[1])} {span}"
     fresh = metrics.series("batch/pass_at_1")
     known, tenth = fresh[np.isfinite(fresh)], max(1, len(fresh) // 10)
     if not len(known):

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from exgrpo_cli.base.output import printable
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -84,7 +86,7 @@ def new_figure(
 
 def entitle(figure: "Figure", title: str) -> "Figure":
     """Give the figure its title, which says in words what is seen; files have it above the figure, a page sets it."""
-    words = fill(title, TITLE_COLUMNS)
+    words = fill(printable(title), TITLE_COLUMNS)
     figure.text(0.01, 1.0, words, gid=TITLE, in_layout=False, va="bottom", fontsize=9.5, fontweight="bold")
     return figure
 
