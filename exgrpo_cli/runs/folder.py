@@ -144,8 +144,14 @@ class RunFolder:
         return folder
 
     def require_own_folders(self) -> None:
-        """Raise InputError where a folder in the run is a link out of it, through which it would write elsewhere."""
-        require_own(self.path, (Path(parent, name) for parent, names, _ in os.walk(self.path) for name in names))
+        """Raise InputError where a folder in the run is a link out of it, through which it would write elsewhere, or
+        has the name of a file that the run writes."""
+        folders = [Path(parent, name) for parent, names, _ in os.walk(self.path) for name in names]
+        require_own(self.path, folders)
+        for path in folders:
+            own = path.parent in (self.path, self.checkpoints, self.samples)
+            if own and (path.suffix in (".json", ".jsonl", ".html") or path.name in ("latest", "best")):
+                raise InputError(f"{path} is a folder, in the place of a file that the run writes: move it away.")
 
     @contextmanager
     def locked(self) -> Iterator[None]:

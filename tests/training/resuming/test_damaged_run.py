@@ -186,6 +186,16 @@ def digit_of(name: str, before: str) -> Callable[[Path], None]:
     return change
 
 
+def folder_at(name: str) -> Callable[[Path], None]:
+    """A folder in the place of a file of the run."""
+
+    def change(run: Path) -> None:
+        (run / name).unlink(missing_ok=True)
+        (run / name).mkdir()
+
+    return change
+
+
 def damage_every_checkpoint(run: Path) -> None:
     for folder in (run / "checkpoints").glob("step-*"):
         flip(folder / "policy" / "weights.safetensors")
@@ -206,6 +216,8 @@ def damage_every_checkpoint(run: Path) -> None:
             lambda run: truncate(run / "checksums.json"),
             r"checksums.json is not JSON .*: restore it from a copy. Without a copy delete it",
         ),
+        (folder_at("checkpoints/best"), r"checkpoints/best is a folder, in the place of a file that the run writes"),
+        (folder_at("report.html"), r"report.html is a folder, in the place of a file that the run writes"),
         (damage_every_checkpoint, r"no checkpoint is whole: step 6: .*weights\S+ is damaged.*step 4: .*step 2: "),
     ],
 )
