@@ -51,7 +51,7 @@ def test_tables_name_every_part_of_the_report(runs: tuple[Path, Path], capsys: p
     assert exgrpo(["replay-stats", str(runs[0]), "--no-plots"]) == 0
     out, err = capsys.readouterr()
     for title in (
-        "Experience buffer",
+        "Replay buffer",
         "Questions by successes of 8",
         "Over time",
         "Drawn against promised (normal",
@@ -68,7 +68,7 @@ def test_what_was_asked_for_is_all_that_is_shown(runs: tuple[Path, Path], capsys
     out = capsys.readouterr().out
     assert "seed-0: questions drawn, had the sampler been linear" in out
     assert "seed-0: trajectories replayed, had the metric been ppl:min" in out
-    assert "Experience buffer" not in out
+    assert "Replay buffer" not in out
     assert exgrpo(["replay-stats", str(runs[0]), "--no-plots", "--what-if", "mu=0.9"]) == 0
     assert re.search(r"run: normal\(0\.5, [\d.]+\) +normal\(0\.9, [\d.]+\)", capsys.readouterr().out)
 
@@ -132,7 +132,7 @@ def test_a_step_shows_what_it_drew_with_its_candidates_and_their_words(
 def test_the_tables_of_a_step_stand_alone(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert exgrpo(["replay-stats", str(runs[0]), "--step", "6"]) == 0
     out = capsys.readouterr().out
-    assert "buckets at step 6" in out and "drawn at step 6" in out and "Experience buffer" not in out
+    assert "buckets at step 6" in out and "drawn at step 6" in out and "Replay buffer" not in out
     assert exgrpo(["replay-stats", str(runs[0]), "--step", "1"]) == 0
     assert "on-policy phase: replay begins with step 2" in capsys.readouterr().out
 

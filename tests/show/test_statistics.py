@@ -242,7 +242,7 @@ def test_after_a_warm_start_nobody_can_tell_the_tried_from_the_unseen(small_run:
     told = report_json(reports)
     assert told["over_time"]["questions"] == [1, 1]
     assert [told["tried"], told["unseen"], told["questions"], told["stored"]] == [None, None, 1, 3]
-    assert list(overview(reports).columns[1].cells).count("–") > 2
+    assert not {"tried, nothing stored", "unseen"} & set(overview(reports).columns[0].cells), "rows without a number"
 
 
 def refusal(run: Path) -> str:
