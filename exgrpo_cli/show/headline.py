@@ -12,6 +12,9 @@ from exgrpo_cli.runs.result import RESULT_FILE, read_result
 from exgrpo_cli.show.figures.run import heldout_scores, learning_title
 from exgrpo_cli.show.record import read_config
 
+FEW = 3
+"""Fewer claims than this are told by their titles."""
+
 
 def run_headline(run: Path) -> str:
     """Method, backbone, questions, steps, and held-out pass@1 before and after with the interval of its change.
@@ -33,15 +36,17 @@ def run_headline(run: Path) -> str:
 
 
 def study_headline(report: Mapping[str, Any], *, seeds_needed: int) -> str:
-    """The arm that is ahead of its baseline, by how much, and whether that is decided; of claims how many are what.
+    """The arm that is ahead of its baseline, by how much, and whether that is decided; of claims the verdicts.
 
     Decided is a difference whose 95 % interval leaves out 0, with a p-value (Holm) below 0.05, over `seeds_needed`
     seeds and more.
     """
     if claims := report.get("claims"):
+        if len(claims) < FEW:
+            return "; ".join(f"{found['title']}: {found['verdict']}" for found in claims.values()) + "."
         verdicts = [found["verdict"] for found in claims.values()]
         counts = ", ".join(f"{verdicts.count(each)} {each}" for each in dict.fromkeys(verdicts))
-        return f"Of {len(verdicts)} claim{'s' * (len(verdicts) != 1)}: {counts}."
+        return f"Of {len(verdicts)} claims: {counts}."
     compared = {name: arm for name, arm in report["arms"].items() if arm["difference"]}
     if not compared:
         return "No arm has a finished run to set against its baseline yet."

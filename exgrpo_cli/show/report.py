@@ -54,10 +54,8 @@ from exgrpo_cli.studies.study import (
 )
 from exgrpo_cli.training.step.guards import Guards
 
-SAMPLE: Shape = {
-    **dict.fromkeys(("prompt", "answer", "text", "verdict"), str),
-    **{"reward": NUMBER, "num_tokens": int, "experiential": bool},
-}
+TEXTS: Shape = dict.fromkeys(("prompt", "answer", "text", "verdict"), str)
+SAMPLE: Shape = TEXTS | {"reward": NUMBER, "num_tokens": int, "experiential": bool}
 """Keys of a row of samples/ that are shown."""
 RESPONSES_SHOWN = 3
 """Right ones and wrong ones, each."""
@@ -351,7 +349,7 @@ def _run_states(study: Study) -> dict[tuple[str, int], tuple[str, str]]:
 
 
 def _claims(study: Study) -> Iterator[Block]:
-    yield output.rich_table(output.claim_rows(claim_outcomes(study).values()), "what the finished runs say")
+    yield output.rich_table(output.claim_rows(claim_outcomes(study).values()), "What the finished runs say")
     yield Paragraph("The effect is that of the contrast furthest from holding. How claims are stated: docs/claims.md.")
 
 

@@ -100,6 +100,10 @@ def test_a_study_begins_with_its_answer(
         "mine": {"difference": effect, "baseline": "grpo", "p_holm": p_holm},
     }
     assert re.search(said, study_headline({"arms": arms}, seeds_needed=8))
+    claims = {name: {"title": f"Replay {name}", "verdict": "supported"} for name in ("helps", "lasts", "pays")}
+    assert study_headline({"claims": claims}, seeds_needed=8) == "Of 3 claims: 3 supported."
+    claims.popitem(), claims.popitem()
+    assert study_headline({"claims": claims}, seeds_needed=8) == "Replay helps: supported."
 
 
 LOOK = """

@@ -170,8 +170,6 @@ KINDS = {
 }
 """Field of Memorising to its label."""
 MOMENTS = ("before", "after")
-TITLE_COLUMNS = 58
-"""Characters of titles beside each other across the figure."""
 
 
 def memorising_figure(runs: Mapping[str, Sequence[Memorising]]) -> "Figure | None":
@@ -200,7 +198,7 @@ def memorising_figure(runs: Mapping[str, Sequence[Memorising]]) -> "Figure | Non
             axes.margins(x=0.2)
             axes.tick_params(labelleft=True)
             questions = np.mean([each.trained_questions for each in found])
-            axes.set_title(fill(f"{name} ({questions:,.0f} questions)", TITLE_COLUMNS // columns))
+            axes.set_title(fill(f"{name} ({questions:,.0f} questions)", style.TITLE_COLUMNS // columns))
         panels[0].set_ylabel("pass@1")
         style.legend_of_all(figure, panels, list(KINDS.values()), ncols=2)
         return style.entitle(figure, "pass@1 before and after training, by what training did with the questions")
