@@ -36,7 +36,7 @@ DOCS = Path(__file__).parent
 RESULTS = DOCS / "results"
 SICK = "optim.learning_rate=6e-4 optim.warmup_steps=0 validation.every=10 arithmetic.num_heldout=200"
 GUIDE = {
-    "healthy": ((), ("learning", "diagnostics", "replay-questions", "replay-entropy")),
+    "healthy": ((), ("learning", "diagnostics", "replay-questions", "replay-entropy", "replay-buckets")),
     "sick": (("--steps", "60", *(f"--set={each}" for each in SICK.split())), ("learning", "diagnostics")),
 }
 """Options of the guide's runs, as `guide/reading-a-run.md` has them, and the figures of each that it shows."""
@@ -102,8 +102,8 @@ def guide(runs: Path) -> None:
 
 
 SCREEN = """<body style="margin:12px;display:flex;gap:16px;align-items:center;background:white">
-<img src="images/terminal.svg" width="880"><div><img src="figures/healthy-learning.png" width="600">
-<img src="figures/healthy-replay-questions.png" width="600"></div></body>"""
+<img src="images/terminal.svg" width="800"><div><img src="figures/healthy-learning.png" width="600">
+<img src="figures/healthy-replay-buckets.png" width="600"></div></body>"""
 
 
 def first_screen() -> None:
@@ -114,7 +114,7 @@ def first_screen() -> None:
     with tempfile.NamedTemporaryFile("w", dir=DOCS, suffix=".html") as page:
         page.write(SCREEN)
         page.flush()
-        options = ("--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1530,620")
+        options = ("--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1450,850")
         shot = f"--screenshot={DOCS / 'images' / 'first-run.png'}"
         subprocess.run([browser, *options, shot, Path(page.name).as_uri()], check=True, capture_output=True)
 

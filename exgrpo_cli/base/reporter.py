@@ -302,8 +302,8 @@ def step_view(line: Mapping[str, Any], group_size: int, heldout: str) -> dict[st
         if counts[0]:
             held = {k: line.get(f"replay/bucket/{k}", 0) for k in range(1, group_size)}
             most = max(held.values(), default=0) or 1
-            bars = [f"{k} {'▁▂▃▄▅▆▇█'[round(7 * n / most)] if n else '-'} {n}" for k, n in held.items()]
-            rows["buckets"] = f"correct of {group_size}:  {'   '.join(bars)}"
+            bars = [f"{k}:{'▁▂▃▄▅▆▇█'[round(7 * n / most)] if n else '-'}{n}" for k, n in held.items()]
+            rows["buckets"] = f"correct of {group_size}:  {'  '.join(bars)}"
     lengths = {"length/mean": "{:.0f} tokens long", "policy/entropy": "entropy {:.3f}", "time/step": "{:.2f} s a step"}
     return rows | {"rollouts": written(lengths)}
 

@@ -33,7 +33,7 @@ LINE = {
 }
 SHOWN = (
     "held-out 0.500 before training", "0.531 on new questions", "0.400 on replayed ones", "1,234 questions", "98,765",
-    "7 questions retired", "correct of 8:", "1 █ 30", "4 ▅ 15", "5 - 0", "61 tokens long", "entropy 0.610",
+    "7 questions retired", "correct of 8:", "1:█30", "4:▅15", "5:-0", "61 tokens long", "entropy 0.610",
     "1.25 s a step",
 )  # fmt: skip
 
