@@ -1,6 +1,7 @@
 """What is made of stored samples: second graders, re-scoring, tables."""
 
 import io
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,6 +11,7 @@ import pytest
 from stored_results import NONE, RIGHT, WRONG, question, record, stamp, stored
 
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.files import values_digest
 from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.evaluation.comparison import ResultTable, markdown, score_table
 from exgrpo_cli.evaluation.results import ResultsFolder, differences, grader_version, rescore, score_folder, ungraded
@@ -109,8 +111,9 @@ def test_unfinished_and_damaged_results_are_not_scored(tmp_path, pool: GradingPo
             score_folder(folder, pool)
         rescore(folder, pool)
         assert len(folder.records()) == 1
+        row = {"question_id": "q9", "samples": []}
         with (tmp_path / "made" / "records.jsonl").open("a") as file:
-            file.write('{"question_id":"q9","samples":[]}\n')
+            file.write(json.dumps(row | {"checksum": values_digest(row)}) + "\n")
         with pytest.raises(
             InputError, match=r"records\.jsonl, line 2 is no record of a question that was asked .*: remove"
         ):
