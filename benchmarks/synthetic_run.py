@@ -82,7 +82,7 @@ def write_config(run: Path, spec: SyntheticRun, *, method: str = "exgrpo", repla
     """RUN/config.toml with the settings that replay statistics depend on."""
     rules = spec.rules
     (run / "config.toml").write_text(
-        f'[run]\nmethod = "{method}"\nsteps = {spec.steps}\n'
+        f'[run]\nmethod = "{method}"\nsteps = {spec.steps}\nseed = {spec.seed}\n'
         f"[rollout]\ngroup_size = {spec.group_size}\nquestions_per_step = {spec.questions_per_step}\n"
         f'[replay]\nenabled = {str(replay).lower()}\nsampler = "{rules.sampler}"\nmetric = "{rules.metric}"\n'
         f'direction = "{rules.direction}"\nmu = {rules.mu}\nsigma = {rules.sigma}\n'

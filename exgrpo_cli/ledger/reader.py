@@ -144,6 +144,9 @@ def inspect_part(table: str, path: Path) -> PartInfo:
     OSError of a file system that refuses it.
     """
     name, first_ids = f"{table}/{path.name}", []
+    if path.exists() and not path.is_file():
+        # A pipe would be waited for without end.
+        raise DamagedBytes(f"{name} is no file")
     with reading(f"{name} is truncated or damaged"):
         if table == BODIES:
             with pa.memory_map(str(path)) as source:

@@ -312,6 +312,8 @@ def read_study(folder: Path) -> tuple[Study, list[tuple[Path, str]]]:
     for path in sorted(folder.glob("*/seed-*/")):
         try:
             config, seed = read_config(path), int(path.name.removeprefix("seed-"))
+            if config.run.seed != seed:
+                raise InputError(f"{path} holds a run with seed {config.run.seed}: it is left out.")
         except (InputError, ValueError) as error:
             broken.append((path, str(error)))
         else:

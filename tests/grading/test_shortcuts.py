@@ -4,18 +4,15 @@ import inspect
 import itertools
 import logging
 import random
-import re
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 import sympy
 from latex2sympy2_extended import latex2sympy2
 from math_verify import parse, parser, verify
 
-from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.grading.mathematics import PATCHES_HOLD_FOR, parse_in_two_stages, surely_differ
 from exgrpo_cli.grading.plain import plain_number, same_plain_number
 
@@ -118,10 +115,3 @@ def test_what_is_patched_is_there_in_these_versions() -> None:
     assert plain is not None and list(inspect.signature(plain).parameters) == ["latex"]
     assert next(iter(inspect.signature(latex2sympy2._Latex2Sympy.create_parser).parameters)) == "self"
     assert [version(name).rsplit(".", 1)[0] for name in PATCHES_HOLD_FOR] == list(PATCHES_HOLD_FOR.values())
-
-
-def test_the_documented_defaults_are_those_of_the_settings() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "grading.md").read_text(encoding="utf-8")
-    written = dict(re.findall(r"^\| `grading\.(\w+)` \| `?([^`|]+?)`? \|", text, re.MULTILINE))
-    settings = GradingSettings()
-    assert {name: str(getattr(settings, name)).removesuffix(".0") for name in written} == written

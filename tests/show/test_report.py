@@ -201,7 +201,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
             write_run(folder, SyntheticRun(steps=6, num_questions=60, questions_per_step=8, mixed_from=2, seed=seed))
             write_result(folder / "result.json", result_of([50 + 10 * replay + seed], samples=100))
             if not replay:
-                write_config(folder, SyntheticRun(steps=6), method="grpo", replay=False)
+                write_config(folder, SyntheticRun(steps=6, seed=seed), method="grpo", replay=False)
                 shutil.rmtree(folder / "replay")
             with (folder / "config.toml").open("a") as file:
                 file.write(f"\n[tiny]\nseed = {seed}\n")
@@ -211,6 +211,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (changed / "environment.json").write_text('{"node": "b"}')
     (study / "on-policy" / "seed-2").mkdir()
     (study / "on-policy" / "seed-2" / "config.toml").write_text("[run\n")
+    # A copy of seed 0, which is no third seed.
+    shutil.copytree(study / "ent-min" / "seed-0", study / "ent-min" / "seed-3")
     return study
 
 
@@ -220,7 +222,8 @@ def test_a_study_is_compared_on_its_page(study: Path, capsys: pytest.CaptureFixt
     text = Path(json.loads(said.out)["report"]).read_text()
     assert "seed-1/environment.json is damaged" in said.err and "Runs not shown: on-policy/seed-2 cannot" in said.err
     assert headings(text) == ["Result", "Runs", "Arms"]
-    assert "4 of 5 runs finished" in text and "on-policy/seed-2 cannot be read" in text
+    assert "4 of 6 runs finished" in text and "on-policy/seed-2 cannot be read" in text
+    assert re.search(r"ent-min/seed-3 cannot be read: \S+ holds a run with seed 0: it is left out", text)
     assert re.search(r"<td[^>]*>tiny.seed</td>\s*<td[^>]*>by seed</td>", text)
     assert "+0.100" in text
     for name in ("ablation", "differences", "curves", "curves-tokens"):

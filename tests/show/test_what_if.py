@@ -126,6 +126,6 @@ def test_a_sampler_of_the_user_is_checked_as_in_training(
     record: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "mine.py").write_text("def draw(buckets, num, rng):\n    return [buckets[0].question_ids[0]]\n")
+    (tmp_path / "own_draws.py").write_text("def draw(buckets, num, rng):\n    return [buckets[0].question_ids[0]]\n")
     with pytest.raises(RunError, match="returned a list; it must return a QuestionDraw"):
-        asked(record, "sampler=python:mine:draw")
+        asked(record, "sampler=python:own_draws:draw")
