@@ -188,6 +188,7 @@ def _unknown_option(error: TyperException) -> str:
 def _with_value(error: TyperException) -> str:
     """Message of an error of usage; of a value that does not fit its option, with that value."""
     message = error.format_message().replace("Value error, ", "")
+    message = re.sub(r"Got unexpected extra argument\S* ", "Too many arguments: ", message)
     found: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
     value = shown(found[0]["input"]) if found else ""
     return message if value in message else re.sub(": (?:Input )?", lambda _: f": {value} ", message, count=1)

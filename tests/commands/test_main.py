@@ -75,6 +75,7 @@ def test_every_option_has_help(name):
         (["train", "--stps", "3"], "No such option: --stps"),
         (["trian"], "No such command 'trian'."),
         (["train", "--steps", "many"], "'--steps': 'many' should be a valid integer"),
+        (["doctor", "a", "b"], "Too many arguments: (a b)"),
         (["train", "--steps", "9" * 5000], "9... (5002 characters) Unable to parse"),
         (["ablate", "--jobs", "-1"], "'--jobs': '-1' should be greater than or equal to 0"),
         (["train", "--engine", "megatron"], "'--engine': 'megatron' is not one of"),
