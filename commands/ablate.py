@@ -120,11 +120,16 @@ def _print_runs(study: "Study", to_go: str) -> None:
 
 def _print_report(study: "Study", report: "Numbers") -> None:
     from exgrpo_cli.base.reporter import print_table
+    from exgrpo_cli.show.headline import study_headline
+    from exgrpo_cli.show.record import LEDGER_FOLDER
+    from exgrpo_cli.studies.endpoints import SEEDS_FOR_A_VERDICT
     from exgrpo_cli.studies.output import report_tables
 
     for warning in report["warnings"]:
         cli.talk(f"warning: {warning}")
     for table in report_tables(study, report):
         print_table(table)
+    cli.write_text(study_headline(report, seeds_needed=SEEDS_FOR_A_VERDICT))
     more = f"{study.folder / 'report.html'} (open it in a browser) has all endpoints, figures and what each arm spent"
-    cli.write_text(f"{more}; a result of one run: exgrpo replay-stats {study.runs[0].folder}")
+    stored = [run.folder for run in study.runs if (run.folder / LEDGER_FOLDER).is_dir()]
+    cli.write_text(f"{more}; the buffer of one run: exgrpo replay-stats {stored[-1]}" if stored else more)

@@ -86,7 +86,7 @@ def record(steps: int, at: int, width: int, seed: int) -> Screen:
 def main() -> None:
     """Write the picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in (("steps", 60), ("at", 40), ("width", 80), ("seed", 0)):
+    for name, default in (("steps", 150), ("at", 60), ("width", 80), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
     wanted = parser.parse_args()
     screen = record(**vars(wanted))

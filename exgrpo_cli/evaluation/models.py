@@ -78,7 +78,9 @@ def _of_run(run: Path, checkpoint: str) -> ModelChoice:
         raise InputError(f"{run}@{checkpoint}: no such checkpoint. Known: {known}.")
     folder = checkpoints / checkpoint / "model" if checkpoint else run / "model"
     if not (folder / "config.json").is_file():
-        raise InputError(f"{run} has no model in {folder}: is the run finished? Checkpoints: {known}.")
+        raise InputError(
+            f"{run} has no model in {folder}: is the run finished? Checkpoints: {known}; name one as {run}@latest."
+        )
     name = run_label(run) + (f"@{checkpoint}" if checkpoint else "")
     return ModelChoice(name=name, config=_settings(run, folder), run=run)
 
