@@ -102,7 +102,7 @@ def guide(runs: Path) -> None:
 
 
 SCREEN = """<body style="margin:12px;display:flex;gap:16px;align-items:center;background:white">
-<img src="images/terminal.svg" width="800"><div><img src="figures/healthy-learning.png" width="600">
+<img src="images/terminal.svg" width="760"><div><img src="figures/healthy-learning.png" width="600">
 <img src="figures/healthy-replay-buckets.png" width="600"></div></body>"""
 
 
@@ -114,7 +114,7 @@ def first_screen() -> None:
     with tempfile.NamedTemporaryFile("w", dir=DOCS, suffix=".html") as page:
         page.write(SCREEN)
         page.flush()
-        options = ("--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1450,850")
+        options = ("--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1410,940")
         shot = f"--screenshot={DOCS / 'images' / 'first-run.png'}"
         subprocess.run([browser, *options, shot, Path(page.name).as_uri()], check=True, capture_output=True)
 
