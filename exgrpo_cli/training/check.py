@@ -226,7 +226,9 @@ def smaller(config: Config, folder: Path, ranks: Ranks) -> tuple[Config, Prompts
         tokenizer = make_tokenizer(max_tokens=made.max_position_embeddings)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.run.seed)
-            model = AutoModelForCausalLM.from_config(made, dtype=getattr(torch, backbone.dtype))
+            model = AutoModelForCausalLM.from_config(
+                made, dtype=getattr(torch, backbone.dtype), attn_implementation="sdpa", trust_remote_code=False
+            )
         # Weights by name: transformers' own writing leaves it to rank 0.
         export_model(model, tokenizer, folder, eos_ids=(0,), weights=iter(model.state_dict().items()))
     window = backbone.max_position_embeddings or made.max_position_embeddings

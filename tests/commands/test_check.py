@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from random_model import save_random_model
 
 from exgrpo_cli.commands import run
 from exgrpo_cli.engines.hf.generator import HFGenerator
@@ -90,6 +91,18 @@ def test_what_cannot_be_checked_is_refused(capsys: pytest.CaptureFixture[str]) -
     assert "--check measures two steps, --dry-run starts nothing: leave one of them out." in capsys.readouterr().err
     assert run(["train", "--check", "--data", "nope.jsonl", *SMALL]) == 2
     assert "nope.jsonl does not exist" in capsys.readouterr().err
+
+
+def test_attention_that_a_model_names_on_the_hub_is_not_fetched(tmp_path, capsys) -> None:
+    """A kernel of the hub is code; transformers would ask for it where a configuration names one."""
+    config = json.loads((save_random_model(tmp_path / "theirs") / "config.json").read_text())
+    text = json.dumps(config | {"_attn_implementation": "owner/evil", "attn_implementation": "owner/evil"})
+    (tmp_path / "theirs" / "config.json").write_text(text)
+    assert (
+        run(["train", "--check", "--quiet", "--backbone", "./theirs", *SMALL[:6], "--set", "data.max_prompt_tokens=40"])
+        == 0
+    )
+    assert "verdict    all is well" in capsys.readouterr().out
 
 
 def test_memory_of_a_gpu_that_others_had_before_is_not_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:

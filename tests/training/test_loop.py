@@ -122,7 +122,8 @@ def test_a_run_that_is_killed_while_its_plots_are_drawn_is_not_finished(finished
     (run / "summary.json").unlink()
     shutil.rmtree(run / "plots")
     train_and_die(killed(statistics, "save", when=lambda figure, folder, name: name == "diagnostics"), run)
-    assert {path.stem for path in (run / "plots").iterdir()} == {"learning", "learning-tokens"}
+    drawn = {path.stem for path in (run / "plots").iterdir()}
+    assert "learning" in drawn and "diagnostics" not in drawn
     assert not is_finished(run)
 
     again = train(resumed_config(run), run, resume=True, reporter=SilentReporter())

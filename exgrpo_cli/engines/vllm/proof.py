@@ -175,7 +175,7 @@ def state_dict_names(folder: Path) -> frozenset[str]:
     """Names of the backbone's whole state dict, without reading its weights."""
     with torch.device("meta"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        model: nn.Module = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        model: nn.Module = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", trust_remote_code=False)
     return frozenset(model.state_dict())
 
 
