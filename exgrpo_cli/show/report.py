@@ -383,6 +383,11 @@ def _runs(study: Study, broken: list[tuple[Path, str]], linked: bool) -> Iterato
     yield tables.listing("", ["arm", "seed", "state", "steps"], rows)
     for path, reason in broken:
         yield warning(f"{NOT_SHOWN}{path.parent.name}/{path.name} cannot be read: {reason}")
+    if elsewhere := carried(study):
+        yield warning(
+            f"{NOT_SHOWN}curves and settings of {len(elsewhere)} of {len(rows)} runs, which are not in this folder: "
+            "their results alone are known"
+        )
     folders = [run.folder.relative_to(study.folder) for run in study.runs]
     yield Links({f"{folder}/": "the run" for folder in folders}, linked)
     if study.runs:

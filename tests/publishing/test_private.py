@@ -33,7 +33,7 @@ LOOKS = (
 PATHS = (
     "file:///home/alice/plan/x", "~/plan/x", "//home/alice/x", "</home/alice/x>", "dir/home/alice/x", "../alice/plan",
     "./../home/alice", r"C:\Users\alice\x", r"\\srv\share", "/home/alice/My Secret/plan", "/Users/alice/plan",
-    "/mnt/disk/alice/x", "D:/work/alice/x", "alice@gpu17:/home/alice/x", "/root/plan/x",
+    "/mnt/disk/alice/x", "D:/models/alice/x", "alice@gpu17:/home/alice/x", "/root/plan/x",
 )  # fmt: skip
 HOSTS = (
     "run-on-buildhost77", "BUILDHOST77", "buildhost77_9", HOST, "node5.corp.internal", f"alice@{HOST}", "10.11.12.13",
