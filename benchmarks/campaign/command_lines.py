@@ -13,7 +13,6 @@ ugly     a traceback, "unexpected", a signal, no line at all
 changed  a file that was there before is another one, or gone
 """
 
-import argparse
 import hashlib
 import os
 import random
@@ -23,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import typer.main
-from damages import SMALL
-from processes import Finding, exgrpo, fresh_copy, tell
+from processes import Finding, campaign, exgrpo, fresh_copy, parser_of, trials_of
+from results import SMALL
 
 from exgrpo_cli.commands import app
 from exgrpo_cli.config.settings import Config, flat
@@ -171,14 +170,7 @@ def fresh_copy_with_oddities(whole: Path, work: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=350, help="lines")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--trial", type=int, help="this one alone")
-    parser.add_argument("--folder", type=Path, help="what the lines are about, built there once and kept")
-    parser.add_argument("--all", action="store_true", help="tell every line, not only defects")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    options = parser.parse_args()
+    options = parser_of(__doc__, 350, "lines").parse_args()
     with tempfile.TemporaryDirectory(prefix="exgrpo-lines-") as name:
         whole, work = options.folder or Path(name, "whole"), Path(name, "work")
         if not whole.is_dir():
@@ -186,13 +178,13 @@ def main() -> None:
             build(whole)
         fresh_copy_with_oddities(whole, work)
         before = dict(_state(work))
-        numbers = [options.trial] if options.trial is not None else range(options.count)
-        findings = []
-        for number in numbers:
-            findings.append(trial(whole, work, number, options.seed, before))
-            if options.all or options.trial is not None:
-                print(findings[-1], flush=True)
-        defects = tell("command lines", findings, as_json=options.json, bad=BAD)
+        defects = campaign(
+            "command lines",
+            options,
+            trials_of(options),
+            lambda number: trial(whole, work, number, options.seed, before),
+            BAD,
+        )
     raise SystemExit(bool(defects))
 
 

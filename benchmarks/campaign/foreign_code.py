@@ -13,7 +13,6 @@ ugly     a traceback, "unexpected", a signal, no line at all; nothing run
 run      foreign code ran
 """
 
-import argparse
 import json
 import os
 import pickle
@@ -27,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from command_lines import build
-from processes import Finding, exgrpo, fresh_copy, tell
+from processes import Finding, campaign, exgrpo, fresh_copy, parser_of, trials_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "helpers"))
 import fake_slurm
@@ -428,14 +427,7 @@ def trial(whole: Path, work: Path, number: int, seed: int) -> Finding:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=55, help="routes")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--trial", type=int, help="this one alone")
-    parser.add_argument("--folder", type=Path, help="what the routes are laid in, built there once and kept")
-    parser.add_argument("--all", action="store_true", help="tell every route, not only defects")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    options = parser.parse_args()
+    options = parser_of(__doc__, 55, "routes").parse_args()
     with tempfile.TemporaryDirectory(prefix="exgrpo-foreign-") as name:
         whole, work = options.folder or Path(name, "whole"), Path(name, "work")
         if not whole.is_dir():
@@ -443,12 +435,9 @@ def main() -> None:
             build(whole)
         for odd in ("fifo", "loop"):
             (whole / odd).unlink(missing_ok=True)
-        findings = []
-        for number in [options.trial] if options.trial is not None else range(options.count):
-            findings.append(trial(whole, work, number, options.seed))
-            if options.all or options.trial is not None:
-                print(findings[-1], flush=True)
-        defects = tell("foreign code", findings, as_json=options.json, bad=BAD)
+        defects = campaign(
+            "foreign code", options, trials_of(options), lambda number: trial(whole, work, number, options.seed), BAD
+        )
     raise SystemExit(bool(defects))
 
 

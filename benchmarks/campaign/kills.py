@@ -11,7 +11,6 @@ lost       another result, a page that is missing, or a partial file that stays
 ugly       a traceback, "unexpected", a signal that was not sent, no line at all
 """
 
-import argparse
 import json
 import os
 import random
@@ -25,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from damages import SMALL, after_resume, digest, results_left
-from processes import Finding, Outcome, end, exgrpo, start, tell
+from processes import Finding, Outcome, campaign, end, exgrpo, parser_of, start, trials_of
+from results import SMALL, after_resume, digest, results_left
 
 BAD = ("lost", "ugly")
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
@@ -159,15 +158,9 @@ def _build(root: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=100, help="trials")
-    parser.add_argument("--seed", type=int, default=0)
+    parser = parser_of(__doc__, 100, "trials")
     parser.add_argument("--only", choices=[work.name for work in WORKS])
-    parser.add_argument("--trial", type=int, help="this one alone")
     parser.add_argument("--first", type=int, default=0, help="number of the first trial, for instalments")
-    parser.add_argument("--folder", type=Path, help="where the trials lie; built there once and kept")
-    parser.add_argument("--all", action="store_true", help="tell every trial as soon as it is over, not only defects")
-    parser.add_argument("--json", action="store_true", help="one JSON object for each command")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="exgrpo-kills-") as name:
         root = options.folder or Path(name)
@@ -187,13 +180,15 @@ def main() -> None:
             assert outcome.code == 0, outcome.err
             right = work.result(whole, outcome)
             count = options.count if options.only else max(1, round(options.count * work.share))
-            numbers = [options.trial] if options.trial is not None else range(options.first, options.first + count)
-            findings = []
-            for each in numbers:
-                findings.append(trial(work, each, options.seed, right, outcome.seconds, root))
-                if options.all:
-                    print(findings[-1], flush=True)
-            defects += tell(work.name, findings, as_json=options.json, bad=BAD)
+            defects += campaign(
+                work.name,
+                options,
+                trials_of(options, count, options.first),
+                lambda number, own=work, known=right, took=outcome.seconds: trial(
+                    own, number, options.seed, known, took, root
+                ),
+                BAD,
+            )
     raise SystemExit(bool(defects))
 
 

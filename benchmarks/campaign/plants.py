@@ -12,7 +12,6 @@ published  the plant, or its last and telling part, is sent
 ugly       another error than the toolkit's own
 """
 
-import argparse
 import base64
 import json
 import os
@@ -24,8 +23,8 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from damages import SMALL
-from processes import Finding, apart, exgrpo, fresh_copy, tell
+from processes import Finding, apart, campaign, exgrpo, fresh_copy, parser_of, trials_of
+from results import SMALL
 
 BAD = ("published", "ugly")
 VARIABLES = (
@@ -281,14 +280,7 @@ def _plant(run: str, place: str, plant: str, text: str, seed: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=59, help="plants")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--trial", type=int, help="this one alone")
-    parser.add_argument("--all", action="store_true", help="tell every plant, not only defects")
-    parser.add_argument("--folder", type=Path, help="the whole run, built there once and kept")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    options = parser.parse_args()
+    options = parser_of(__doc__, 59, "plants").parse_args()
     with tempfile.TemporaryDirectory(prefix="exgrpo-secrets-") as name:
         whole, work = options.folder or Path(name, "whole"), Path(name, "work")
         if not whole.is_dir():
@@ -297,13 +289,9 @@ def main() -> None:
             arguments = ["train", "--config", "small.toml", "--output", "run"]
             built = exgrpo(arguments, whole, seconds=900, EXGRPO_CACHE=str(whole / "cache"))
             assert built.code == 0, built.err
-        numbers = [options.trial] if options.trial is not None else range(options.count)
-        findings = []
-        for number in numbers:
-            findings.append(trial(whole, work, number, options.seed))
-            if options.all or options.trial is not None:
-                print(findings[-1], flush=True)
-        defects = tell("secrets", findings, as_json=options.json, bad=BAD)
+        defects = campaign(
+            "secrets", options, trials_of(options), lambda number: trial(whole, work, number, options.seed), BAD
+        )
     raise SystemExit(bool(defects))
 
 

@@ -1,5 +1,6 @@
 """Command lines in processes of their own, forked from one that has imported everything, and what became of them."""
 
+import argparse
 import ctypes
 import importlib
 import json
@@ -193,6 +194,39 @@ def fresh_copy(source: Path, target: Path) -> Path:
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target, symlinks=True)
     return target
+
+
+def parser_of(told: str | None, count: int, what: str) -> argparse.ArgumentParser:
+    """The options that every campaign has, of `count` trials of `what`; `told` is its module's text."""
+    parser = argparse.ArgumentParser(description=told, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=count, help=what)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--trial", type=int, help="this one alone")
+    parser.add_argument("--all", action="store_true", help="tell every trial as soon as it is over, not only defects")
+    parser.add_argument("--folder", type=Path, help="the whole folders, built there once and kept")
+    parser.add_argument("--json", action="store_true", help="one JSON object for each kind")
+    return parser
+
+
+def trials_of(options: argparse.Namespace, count: int | None = None, first: int = 0) -> Iterable[int]:
+    """Numbers of the trials that are asked for."""
+    return [options.trial] if options.trial is not None else range(first, first + (count or options.count))
+
+
+def campaign(
+    name: str,
+    options: argparse.Namespace,
+    numbers: Iterable[int],
+    trial: Callable[[int], Finding],
+    bad: Iterable[str],
+) -> int:
+    """Run the trials and tell what they found; returns how many are defects."""
+    findings = []
+    for number in numbers:
+        findings.append(trial(number))
+        if options.all or options.trial is not None:
+            print(findings[-1], flush=True)
+    return tell(name, findings, as_json=options.json, bad=bad)
 
 
 def tell(name: str, findings: Iterable[Finding], *, as_json: bool, bad: Iterable[str]) -> int:

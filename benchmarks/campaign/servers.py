@@ -12,7 +12,6 @@ unbounded  over its seconds, or over a gibibyte of memory more than at the start
 ugly       a traceback, "unexpected", a signal, no line at all
 """
 
-import argparse
 import json
 import os
 import random
@@ -25,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from processes import Finding, Outcome, end, start, tell
+from processes import Finding, Outcome, campaign, end, parser_of, start, trials_of
 
 BAD = ("leaked", "unbounded", "ugly")
 KEY = "sk-campaign-0123456789abcdefKEY"
@@ -197,25 +196,15 @@ def trial(root: Path, number: int, seed: int) -> Finding:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=54, help="servers")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--trial", type=int, help="this one alone")
-    parser.add_argument("--all", action="store_true", help="tell every server, not only defects")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    options = parser.parse_args()
+    options = parser_of(__doc__, 54, "servers").parse_args()
     with tempfile.TemporaryDirectory(prefix="exgrpo-servers-") as name:
         root = Path(name)
         os.environ["EXGRPO_CACHE"] = str(root / "cache")
         rows = ({"question": f"{number} + 2 = ?", "answer": str(number + 2)} for number in (2, 3))
         (root / "two.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        numbers = [options.trial] if options.trial is not None else range(options.count)
-        findings = []
-        for number in numbers:
-            findings.append(trial(root, number, options.seed))
-            if options.all or options.trial is not None:
-                print(findings[-1], flush=True)
-        defects = tell("servers", findings, as_json=options.json, bad=BAD)
+        defects = campaign(
+            "servers", options, trials_of(options), lambda number: trial(root, number, options.seed), BAD
+        )
     raise SystemExit(bool(defects))
 
 
