@@ -63,7 +63,8 @@ def cached_folder(
         lock = FileLock(root / f"{folder.name}.lock").acquire()
     except OSError as error:
         raise InputError(
-            f"The cache folder {root} cannot be written ({error.strerror}): set EXGRPO_CACHE to one that can."
+            f"The cache folder {root} cannot be written ({error.filename}: {error.strerror}): set EXGRPO_CACHE to one "
+            "that can."
         ) from error
     with lock:
         if os.path.lexists(folder):

@@ -31,13 +31,13 @@ from exgrpo_cli.publishing.package import MODEL_TEXTS, STUDY_TEXTS, VOCABULARY, 
 from exgrpo_cli.publishing.private import METADATA_FILES, QUOTED, Private
 from exgrpo_cli.questions.question_file import read_questions, write_questions
 from exgrpo_cli.questions.sources import parse_hub_id, read_card
-from exgrpo_cli.runs.folder import CHECKSUMS_FILE, find_changes, journal_lines, require_model
+from exgrpo_cli.runs.folder import CHECKSUMS_FILE, journal_lines, require_model
 from exgrpo_cli.runs.result import SUFFIX, RunResult, read_summary, remarks
 from exgrpo_cli.show import record
-from exgrpo_cli.show.report import carried, is_run, read_study, write_report
+from exgrpo_cli.show.report import is_run, write_report
 from exgrpo_cli.studies.output import markdown, score_rows
 from exgrpo_cli.studies.report import compare_runs
-from exgrpo_cli.studies.study import RESULTS_FOLDER
+from exgrpo_cli.studies.study import RESULTS_FOLDER, carried, read_study
 
 MEANINGS = Path(__file__).with_name("columns.toml")
 """Meanings of the columns of each table."""
@@ -103,7 +103,7 @@ def run_packages(
         raise InputError(
             f"{run} has not finished: it has no final model yet. Go on with exgrpo train --resume --output {run}."
         )
-    if changes := find_changes(run):
+    if changes := [*record.changes(run)]:
         raise InputError(f"{'; '.join(changes)}: restore it from a copy before others get it.")
     require_model(model)
     summary = read_summary(run / "summary.json")

@@ -17,7 +17,7 @@ from exgrpo_cli.base.files import NUMBER, Shape, read_json, require_shape
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.settings import PINNED, Config, flat, resolve
 from exgrpo_cli.runs.folder import CHECKSUMS_FILE, REPORT_FILE, RunFolder, read_json_lines, read_metrics
-from exgrpo_cli.runs.result import RunResult, read_summary, remarks
+from exgrpo_cli.runs.result import read_summary, remarks
 from exgrpo_cli.show import statistics, tables
 from exgrpo_cli.show.figures import run as figures
 from exgrpo_cli.show.figures.style import WORDS
@@ -41,17 +41,7 @@ from exgrpo_cli.studies.claims import claim_outcomes
 from exgrpo_cli.studies.endpoints import SEEDS_FOR_A_VERDICT
 from exgrpo_cli.studies.measure import new_fall, read_validations
 from exgrpo_cli.studies.report import Numbers, compare_runs
-from exgrpo_cli.studies.study import (
-    BASELINE,
-    PLAN_FILE,
-    RESULTS_FOLDER,
-    Arm,
-    Study,
-    StudyRun,
-    differing_keys,
-    kept_results,
-    read_plan,
-)
+from exgrpo_cli.studies.study import PLAN_FILE, Study, carried, differing_keys, read_study
 from exgrpo_cli.training.step.guards import Guards
 
 TEXTS: Shape = dict.fromkeys(("prompt", "answer", "text", "verdict"), str)
@@ -293,54 +283,6 @@ def study_page(folder: Path, *, linked: bool = False) -> Page:
     )
 
 
-def read_study(folder: Path) -> tuple[Study, list[tuple[Path, str]]]:
-    """The study that the folder's runs make up, and the runs whose configuration cannot be read, with the reason.
-
-    Arms are those that `study.json` tells; without it an arm is named by its folder, and the baseline is the on-policy
-    one, where there is one.
-    """
-    runs, broken = [], []
-    plan = read_plan(folder)
-    if not plan.arms and (folder / RESULTS_FOLDER).is_dir():
-        warnings.warn(
-            f"{folder / PLAN_FILE} is missing: arms are called after their folders, and results of other machines are "
-            "left out. The same `exgrpo ablate` writes it again.",
-            DamageWarning,
-            stacklevel=2,
-        )
-    by_folder = {arm.folder_name: arm for arm in plan.arms}
-    for path in sorted(folder.glob("*/seed-*/")):
-        try:
-            config, seed = read_config(path), int(path.name.removeprefix("seed-"))
-            if config.run.seed != seed:
-                raise InputError(f"{path} holds a run with seed {config.run.seed}: it is left out.")
-        except (InputError, ValueError) as error:
-            broken.append((path, str(error)))
-        else:
-            arm = by_folder.get(path.parent.name) or Arm(name=path.parent.name, method=config.run.method)
-            runs.append(StudyRun(arm=arm, seed=seed, folder=path, config=config))
-    if not plan.arms and any(run.arm.name == BASELINE.name for run in runs):
-        runs = [replace(run, arm=replace(run.arm, baseline=BASELINE.name)) for run in runs]
-    arms = plan.arms or tuple(dict.fromkeys(run.arm for run in runs))
-    study = Study(
-        name=folder.resolve().name,
-        folder=folder,
-        arms=tuple(sorted(arms, key=lambda arm: arm.name != arm.baseline)),
-        runs=tuple(runs),
-        equal=plan.equal,
-        claims=plan.claims,
-        others=kept_results(folder, plan.arms),
-        planned=frozenset((arm, seed) for arm, seeds in plan.seeds.items() for seed in seeds),
-    )
-    return study, broken
-
-
-def carried(study: Study) -> dict[tuple[str, int], RunResult]:
-    """Results by arm and seed of runs that have not finished here: they were made on another machine, or are gone."""
-    here = {(run.arm.name, run.seed) for run in study.runs if run.state == "finished"}
-    return {key: result for key, result in study.others.items() if key not in here}
-
-
 def _run_states(study: Study) -> dict[tuple[str, int], tuple[str, str]]:
     """State and steps by arm and seed of the runs here, of those made elsewhere, and of those without a folder yet."""
     states = {(run.arm.name, run.seed): (run.state, str(run.config.run.steps)) for run in study.runs}
@@ -382,7 +324,7 @@ def _runs(study: Study, broken: list[tuple[Path, str]], linked: bool) -> Iterato
     rows = [[arm, str(seed), *state] for (arm, seed), state in _run_states(study).items()]
     yield tables.listing("", ["arm", "seed", "state", "steps"], rows)
     for path, reason in broken:
-        yield warning(f"{NOT_SHOWN}{path.parent.name}/{path.name} cannot be read: {reason}")
+        yield warning(f"{NOT_SHOWN}{path.parent.name}/{path.name}: {reason}")
     if elsewhere := carried(study):
         yield warning(
             f"{NOT_SHOWN}curves and settings of {len(elsewhere)} of {len(rows)} runs, which are not in this folder: "

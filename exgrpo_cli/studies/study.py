@@ -5,6 +5,7 @@ An arm is a method with a few settings of its own, in a regime; the on-policy ar
 
 import os
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,13 +13,14 @@ from typing import Any, get_args
 
 import msgspec
 
-from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.files import read_json, require_place, require_shape, values_digest, write_json
 from exgrpo_cli.config.layers import DEFAULT_METHOD
 from exgrpo_cli.config.sections.run import Budget
 from exgrpo_cli.config.settings import Config, Layer, flat
 from exgrpo_cli.runs.folder import require_own
 from exgrpo_cli.runs.result import RESULT_FILE, SUFFIX, RunResult, has_ended, read_result, write_result
+from exgrpo_cli.show.record import read_config
 
 EQUAL: tuple[str, ...] = get_args(Budget)
 """Budgets in which the arms of a study may be equal."""
@@ -251,6 +253,56 @@ def kept_results(folder: Path, arms: Iterable[Arm]) -> dict[tuple[str, int], Run
         if name in by_folder and seed.isdecimal():
             found[by_folder[name], int(seed)] = read_result(path)
     return found
+
+
+def read_study(folder: Path) -> tuple[Study, list[tuple[Path, str]]]:
+    """The study that the folder's runs make up, and the runs whose configuration cannot be read, with the reason.
+
+    Arms are those that `study.json` tells; without it an arm is named by its folder, and the baseline is the on-policy
+    one, where there is one.
+    """
+    runs, broken = [], []
+    plan = read_plan(folder)
+    if not plan.arms and (folder / RESULTS_FOLDER).is_dir():
+        warnings.warn(
+            f"{folder / PLAN_FILE} is missing: arms are called after their folders, and results of other machines are "
+            "left out. The same `exgrpo ablate` writes it again.",
+            DamageWarning,
+            stacklevel=2,
+        )
+    by_folder = {arm.folder_name: arm for arm in plan.arms}
+    for path in sorted(folder.glob("*/seed-*/")):
+        try:
+            config, seed = read_config(path), int(path.name.removeprefix("seed-"))
+            if config.run.seed != seed:
+                raise InputError(f"{path} holds a run with seed {config.run.seed}: it is left out.")
+            if plan.arms and path.parent.name not in by_folder:
+                raise InputError(f"{path.parent.name} is no arm of {PLAN_FILE}: it is left out.")
+        except (InputError, ValueError) as error:
+            broken.append((path, str(error)))
+        else:
+            arm = by_folder.get(path.parent.name) or Arm(name=path.parent.name, method=config.run.method)
+            runs.append(StudyRun(arm=arm, seed=seed, folder=path, config=config))
+    if not plan.arms and any(run.arm.name == BASELINE.name for run in runs):
+        runs = [replace(run, arm=replace(run.arm, baseline=BASELINE.name)) for run in runs]
+    arms = plan.arms or tuple(dict.fromkeys(run.arm for run in runs))
+    study = Study(
+        name=folder.resolve().name,
+        folder=folder,
+        arms=tuple(sorted(arms, key=lambda arm: arm.name != arm.baseline)),
+        runs=tuple(runs),
+        equal=plan.equal,
+        claims=plan.claims,
+        others=kept_results(folder, plan.arms),
+        planned=frozenset((arm, seed) for arm, seeds in plan.seeds.items() for seed in seeds),
+    )
+    return study, broken
+
+
+def carried(study: Study) -> dict[tuple[str, int], RunResult]:
+    """Results by arm and seed of runs that have not finished here: they were made on another machine, or are gone."""
+    here = {(run.arm.name, run.seed) for run in study.runs if run.state == "finished"}
+    return {key: result for key, result in study.others.items() if key not in here}
 
 
 def differing_keys(first: Config, second: Config) -> set[str]:

@@ -19,6 +19,7 @@ from exgrpo_cli.show.headline import study_headline
 from exgrpo_cli.show.page import Paragraph, gather
 from exgrpo_cli.show.record import read_config
 from exgrpo_cli.show.report import differing_settings, write_report
+from exgrpo_cli.studies.study import Arm, Study
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from synthetic_run import SyntheticRun, write_config, write_run
@@ -211,7 +212,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (changed / "environment.json").write_text('{"node": "b"}')
     (study / "on-policy" / "seed-2").mkdir()
     (study / "on-policy" / "seed-2" / "config.toml").write_text("[run\n")
-    # A copy of seed 0, which is no third seed.
+    # Copies of seed 0, which are no third seed and no third arm.
     shutil.copytree(study / "ent-min" / "seed-0", study / "ent-min" / "seed-3")
     return study
 
@@ -220,10 +221,10 @@ def test_a_study_is_compared_on_its_page(study: Path, capsys: pytest.CaptureFixt
     assert exgrpo(["report", str(study), "--json"]) == 0
     said = capsys.readouterr()
     text = Path(json.loads(said.out)["report"]).read_text()
-    assert "seed-1/environment.json is damaged" in said.err and "Runs not shown: on-policy/seed-2 cannot" in said.err
+    assert "seed-1/environment.json is damaged" in said.err and "Runs not shown: on-policy/seed-2: " in said.err
     assert headings(text) == ["Result", "Runs", "Arms"]
-    assert "4 of 6 runs finished" in text and "on-policy/seed-2 cannot be read" in text
-    assert re.search(r"ent-min/seed-3 cannot be read: \S+ holds a run with seed 0: it is left out", text)
+    assert "4 of 6 runs finished" in text and "on-policy/seed-2: " in text
+    assert re.search(r"ent-min/seed-3: \S+ holds a run with seed 0: it is left out", text)
     assert re.search(r"<td[^>]*>tiny.seed</td>\s*<td[^>]*>by seed</td>", text)
     assert "+0.100" in text
     for name in ("ablation", "differences", "curves", "curves-tokens"):
@@ -231,6 +232,12 @@ def test_a_study_is_compared_on_its_page(study: Path, capsys: pytest.CaptureFixt
     (study / "results").mkdir()
     assert exgrpo(["report", str(study)]) == 0
     assert f"{study}/study.json is missing: arms are called after their folders" in capsys.readouterr().err
+    # A plan that does not know of one of the folders.
+    arms = (Arm(name="on-policy", baseline="on-policy", method="grpo"),)
+    Study(name="s", folder=study, arms=arms, runs=(), equal="steps").write_beginning()
+    assert exgrpo(["report", str(study)]) == 0
+    assert "Runs not shown: ent-min/seed-0: ent-min is no arm of study.json: it is left out" in capsys.readouterr().err
+    (study / "study.json").unlink()
 
 
 def test_what_is_neither_a_run_nor_a_study_is_one_line(
