@@ -8,15 +8,18 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from exgrpo_cli.base.files import append_json_lines
 from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.by_question import Candidates, choose, resolve_metric, resolve_sampler
 from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.replay.store import FreshRow, Store, Visit
+from exgrpo_cli.runs.folder import RunFolder
 
 MEAN_TOKENS = 24
 VOCABULARY = 512
@@ -56,6 +59,9 @@ def write_run(run: Path, spec: SyntheticRun) -> Store:
     ):
         for step in range(1, spec.steps + 1):
             metrics.write(json.dumps(simulation.step(buffer, step)) + "\n")
+    if spec.heldout:
+        moments = [*range(0, spec.steps, HELDOUT_EVERY), *([spec.steps] if spec.finished else [])]
+        append_json_lines(RunFolder(run).validations, map(simulation.validation, moments))
     (run / "environment.json").write_text(json.dumps({"packages": {}, "train_questions_sha256": "q"}))
     if spec.finished:
         _write_summary(run, simulation)
@@ -248,6 +254,10 @@ class _Simulation:
 
     def heldout(self, step: int) -> float:
         return 0.25 + 0.6 * (1 - math.exp(-3.0 * step / self.spec.steps))
+
+    def validation(self, step: int) -> dict[str, Any]:
+        correct = np.random.default_rng(step).binomial(4, self.heldout(step), 600)
+        return {"step": step, "generated": 1000 * step, "samples": 4, "correct": " ".join(map(str, correct))}
 
 
 def _write_summary(run: Path, simulation: _Simulation) -> None:

@@ -69,30 +69,37 @@ def _is_run(path: Path) -> bool:
 
 def _of_run(run: Path, checkpoint: str) -> ModelChoice:
     checkpoints = run / "checkpoints"
-    pointers = [name for name in ("latest", "best") if (checkpoints / name).is_file()]
-    steps = sorted(path.name for path in checkpoints.glob("step-*") if path.is_dir())
-    known = ", ".join([*pointers, *steps]) or "none"
-    if checkpoint in pointers:
+    if checkpoint in ("latest", "best") and (checkpoints / checkpoint).is_file():
         checkpoint = (checkpoints / checkpoint).read_bytes()[:20].decode(errors="replace").strip()
     if checkpoint and not re.fullmatch(r"step-\d{6}", checkpoint):
-        raise InputError(f"{run}@{checkpoint}: no such checkpoint. Known: {known}.")
+        raise InputError(f"{run}@{checkpoint}: no such checkpoint. Known: {_known(run)}.")
     folder = checkpoints / checkpoint / "model" if checkpoint else run / "model"
-    if not (folder / "config.json").is_file():
-        raise InputError(
-            f"{run} has no model in {folder}: is the run finished? Checkpoints: {known}; name one as {run}@latest."
-        )
-    name = run_label(run) + (f"@{checkpoint}" if checkpoint else "")
-    return ModelChoice(name=name, config=_settings(run, folder), run=run)
+    return _exported(run, folder, run_label(run) + (f"@{checkpoint}" if checkpoint else ""))
 
 
 def _of_folder(folder: Path) -> ModelChoice:
-    if not (folder / "config.json").is_file():
-        raise InputError(f"{folder} is neither a run folder (config.toml) nor a model folder (config.json).")
     # The exported model of a run is asked as the run itself would be.
     parents = [parent for parent in (folder.resolve().parent, folder.resolve().parents[2]) if _is_run(parent)]
     if folder.name == "model" and parents:
-        return ModelChoice(name=run_label(parents[0]), config=_settings(parents[0], folder), run=parents[0])
+        return _exported(parents[0], folder, run_label(parents[0]))
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{folder} is neither a run folder (config.toml) nor a model folder (config.json).")
     return ModelChoice(name=folder.resolve().name, config=build_config(backbone=str(folder)))
+
+
+def _exported(run: Path, folder: Path, name: str) -> ModelChoice:
+    if not (folder / "config.json").is_file():
+        raise InputError(
+            f"{run} has no model in {folder} (no file config.json): is the run finished? Checkpoints: {_known(run)}; "
+            f"name one as {run}@latest."
+        )
+    return ModelChoice(name=name, config=_settings(run, folder), run=run)
+
+
+def _known(run: Path) -> str:
+    checkpoints = run / "checkpoints"
+    pointers = [name for name in ("latest", "best") if (checkpoints / name).is_file()]
+    return ", ".join([*pointers, *sorted(path.name for path in checkpoints.glob("step-*") if path.is_dir())]) or "none"
 
 
 def _settings(run: Path, folder: Path) -> Config:

@@ -18,6 +18,7 @@ from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.settings import PINNED, Config, flat, resolve
 from exgrpo_cli.runs.folder import CHECKSUMS_FILE, REPORT_FILE, RunFolder, read_json_lines, read_metrics
 from exgrpo_cli.runs.result import read_summary, remarks
+from exgrpo_cli.runs.validations import read_validations
 from exgrpo_cli.show import statistics, tables
 from exgrpo_cli.show.figures import run as figures
 from exgrpo_cli.show.figures.style import WORDS
@@ -39,7 +40,7 @@ from exgrpo_cli.show.record import changes, keeps_experience, read_config, read_
 from exgrpo_cli.studies import output
 from exgrpo_cli.studies.claims import claim_outcomes
 from exgrpo_cli.studies.endpoints import SEEDS_FOR_A_VERDICT
-from exgrpo_cli.studies.measure import new_fall, read_validations
+from exgrpo_cli.studies.measure import new_fall
 from exgrpo_cli.studies.report import Numbers, compare_runs
 from exgrpo_cli.studies.study import PLAN_FILE, Study, carried, differing_keys, read_study
 from exgrpo_cli.training.step.guards import Guards

@@ -138,14 +138,13 @@ def replay_figures(told: Numbers) -> "Iterator[tuple[str, Figure]]":
         yield "replay-what-if", figure
 
 
-def save_all(run: Path, *, heldout: Mapping[str, Any] | None = None) -> list[Path]:
+def save_all(run: Path) -> list[Path]:
     """Draw every figure that the run has data for, as PNG and SVG in RUN/plots; return their paths.
 
-    `heldout` are the scores before and after training, where summary.json does not have them yet. A run without replay
-    gets its learning curve and diagnostics only. Raises InputError for a folder that is no run, RunError where a
-    figure cannot be written.
+    A run without replay gets its learning curve and diagnostics only. Raises InputError for a folder that is no run,
+    RunError where a figure cannot be written.
     """
-    drawn = [training_figures(run, heldout)]
+    drawn = [training_figures(run)]
     if read_config(run).replay.enabled and (run / LEDGER_FOLDER).is_dir():
         drawn.append(replay_figures(summarise(read_run(run))))
     return _saved(itertools.chain(*drawn), run / PLOTS_FOLDER)

@@ -13,25 +13,22 @@ avoids the hits: the area under the ROC curve says how well.
 import warnings
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow.compute as pc
 from jaxtyping import Bool, Float64, Int64
 
-from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import read_json_lines
 from exgrpo_cli.base.statistics import avg_at_k, compare_paired
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.grading.verifiers import sum_asked, valid_trace
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
 from exgrpo_cli.ledger.schemas import Event
 from exgrpo_cli.questions.question_file import read_questions
-from exgrpo_cli.runs.folder import HELDOUT, PHASES, TRAINED, RunFolder, read_metrics
+from exgrpo_cli.runs.folder import PHASES, TRAINED, read_metrics
 from exgrpo_cli.runs.result import CurvePoint, Memorising, PassRates, RunResult, Totals, ValidTraces, config_hash
+from exgrpo_cli.runs.validations import Validation, read_validations
 from exgrpo_cli.show.record import LEDGER_FOLDER, QUESTIONS_FILE, keeps_experience, read_run, response_texts
 
 MOST_TRACES = 4000
@@ -43,59 +40,6 @@ LEAST_FALL = 0.1
 """Share of its best held-out pass@1 whose loss a run is told of."""
 FALL_LEVEL = 0.01
 """Highest p-value of such a loss, adjusted for the choice of the best."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Validation:
-    """One line of `validations.jsonl`: the same questions, in the same order, as every other of its run."""
-
-    step: int
-    asked: str = HELDOUT
-    """Kind of the questions: held-out ones, or of the training set."""
-    generated: int
-    """Tokens generated until then."""
-    trained: int | None = None
-    """Tokens trained until then."""
-    samples: int
-    """Responses to each question."""
-    correct: Int64[np.ndarray, " questions"]
-    valid: Int64[np.ndarray, " questions"] | None = None
-    """Samples that are right in every step, where the task can tell."""
-    ids: tuple[str, ...] = ()
-    """Question ids, where the questions are not the held-out ones."""
-
-    def __post_init__(self) -> None:
-        counts = [self.correct, *([] if self.valid is None else [self.valid])]
-        if self.step < 0 or self.samples < 1 or not all(len(own) for own in counts):
-            raise ValueError(f"step {self.step}, {self.samples} samples of {len(self.correct)} questions")
-        if not all(0 <= own.min() <= own.max() <= self.samples and len(own) == len(counts[0]) for own in counts):
-            raise ValueError(f"counts are not from 0 to {self.samples} of {len(self.correct)} questions")
-
-    @property
-    def pass_at_1(self) -> float:
-        """Share of right samples over all questions."""
-        return float(self.correct.mean()) / self.samples
-
-
-def read_validations(run: Path, kind: str = HELDOUT) -> tuple[Validation, ...]:
-    """Validations of a run on its held-out or, with `kind` "train", on its training questions, in order of steps.
-
-    Of a step validated twice the last one counts. Raises InputError for a damaged file; a run without one has none.
-    """
-    path = RunFolder(run).validations
-    lines = enumerate(read_json_lines(path) if path.is_file() else (), start=1)
-    found = [_validation(line, f"{path}, line {number}") for number, line in lines]
-    by_step = {each.step: each for each in found if each.asked == kind}
-    if len({(len(each.correct), each.ids) for each in by_step.values()}) > 1:
-        raise InputError(f"{path} asks other questions at one step than at another: restore it from a copy.")
-    return tuple(by_step[step] for step in sorted(by_step))
-
-
-def _validation(line: dict[str, Any], where: str) -> Validation:
-    try:
-        return msgspec.convert(line, Validation, dec_hook=lambda _, text: np.array(text.split(), dtype=np.int64))
-    except (ValueError, OverflowError, AttributeError) as error:
-        raise InputError(f"{where} is damaged ({error}): restore it from a copy.") from error
 
 
 def area(validations: Sequence[Validation]) -> float | None:

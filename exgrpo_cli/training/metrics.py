@@ -27,7 +27,8 @@ from exgrpo_cli.questions.choices import options_of
 from exgrpo_cli.replay.store import Store
 from exgrpo_cli.runs.folder import HELDOUT, PHASES, TRAINED
 from exgrpo_cli.runs.result import how_asked, measures, remarks
-from exgrpo_cli.studies.measure import new_fall, read_validations
+from exgrpo_cli.runs.validations import read_validations
+from exgrpo_cli.studies.measure import new_fall
 from exgrpo_cli.training.state import ActiveRun
 from exgrpo_cli.training.step.groups import Group
 

@@ -223,7 +223,7 @@ def finish(run: ActiveRun) -> dict[str, Any]:
                 if parts.ranks.is_main:
                     write_result(folder.path / RESULT_FILE, measure(folder.path, config, summary, state.visits))
                     if config.run.plots:
-                        save_all(folder.path, heldout=summary["heldout"])
+                        save_all(folder.path)
                         # That of fewer steps: a finished run without a page has been stopped before it was written.
                         (folder.path / REPORT_FILE).unlink(missing_ok=True)
                     # The last of all: a run with a summary counts as finished.

@@ -49,11 +49,14 @@ def test_a_run_its_checkpoints_and_its_exported_model(tmp_path):
 def test_what_is_not_there_is_named(tmp_path):
     folder = make_run(tmp_path / "one")
     (tmp_path / "empty").mkdir()
+    bare, missing = folder / "model", r"model \(no file config.json\): is the run"
+    (bare / "config.json").unlink()
+    (folder / "checkpoints/step-000025/model/config.json").unlink()
+    (folder / "checkpoints/step-000025/model/config.json").mkdir()
     for text, message in (
-        (
-            f"{folder}@step-000099",
-            r"one has no model in .*/step-000099/model: is the run finished\? Checkpoints: latest",
-        ),
+        (f"{folder}@step-000099", rf"one has no model in .*/step-000099/{missing} finished\? Checkpoints: latest"),
+        (str(bare), rf"one has no model in .*/one/{missing} .* name one as .*/one@latest\."),
+        (f"{folder}/checkpoints/step-000025/model", f"one has no model in .*/step-000025/{missing}"),
         (f"{folder}@newest", r"one@newest: no such checkpoint. Known: latest, best, step-000025, step-0"),
         (str(tmp_path / "empty"), "empty is neither a run folder"),
         ("tinyy", r"--model 'tinyy' is neither .* Did you mean 'tiny'"),

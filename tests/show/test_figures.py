@@ -14,6 +14,7 @@ from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.runs.folder import RunMetrics, read_metrics
 from exgrpo_cli.runs.result import Memorising, PassRates
+from exgrpo_cli.runs.validations import read_validations
 from exgrpo_cli.show.figures import comparisons, replay
 from exgrpo_cli.show.figures import run as figures
 from exgrpo_cli.show.figures.comparisons import ArmCurve, ArmScore
@@ -96,7 +97,7 @@ def test_short_runs_are_drawn_without_a_warning(tmp_path: Path, spec: SyntheticR
     told = summarise(read_run(tmp_path / "run"))
     drawn = dict([*figures.training_figures(tmp_path / "run"), *replay_figures(told)])
     replays = REPLAY if told["used"] else {"replay-questions"}
-    assert set(drawn) == (TRAINING if spec.finished else ALWAYS) | replays
+    assert set(drawn) == TRAINING | replays
     for figure in drawn.values():
         figure.canvas.draw()
 
@@ -184,10 +185,11 @@ def test_two_lone_points_are_not_joined_and_maxima_are_not_averaged() -> None:
 def test_held_out_scores_are_drawn_with_their_intervals_by_step_and_by_tokens(run: Path, tmp_path: Path) -> None:
     metrics = read_metrics(run)
     heldout = figures.heldout_scores(run, metrics)
-    # Validated at 10, 20, 30, 40; before (0) and after (45) come from summary.json.
+    # Validated at 10, 20, 30, 40 by the journal; before (0) and after (45) come from validations.jsonl alone.
     scores = heldout["arithmetic"]
     assert scores[:, 0].tolist() == [0, 10, 20, 30, 40, 45]
-    assert scores[:, 2] == pytest.approx(scores[:, 1] - 0.03)
+    assert scores[1:-1, 2] == pytest.approx(scores[1:-1, 1] - 0.03)
+    assert scores[0, 1] == read_validations(run)[0].pass_at_1 and scores[0, 2] < scores[0, 1] < scores[0, 3]
     (axes,) = figures.learning_curve(metrics, heldout).axes
     (bars,) = axes.containers
     drawn = [segment[:, 1].tolist() for segment in bars.lines[2][0].get_segments()]
@@ -197,8 +199,11 @@ def test_held_out_scores_are_drawn_with_their_intervals_by_step_and_by_tokens(ru
     assert axes.lines[0].get_xdata().tolist() == [generated[: int(step)].sum() for step in scores[:, 0]]
     axes.figure.canvas.draw()
     assert axes.get_xticklabels()[-1].get_text().endswith("k")
-    # While a run goes on its validations are shown without the ends.
-    assert figures.heldout_scores(tmp_path, metrics)["arithmetic"][:, 0].tolist() == [10, 20, 30, 40]
+    # Also of a run that goes on, or was resumed: nothing of it needs the final figures.
+    write_run(tmp_path / "unfinished", SyntheticRun(steps=12, num_questions=200, questions_per_step=8, finished=False))
+    assert dict(figures.training_figures(tmp_path / "unfinished")).keys() >= TRAINING
+    found = figures.heldout_scores(tmp_path / "unfinished", read_metrics(tmp_path / "unfinished"))
+    assert found["arithmetic"][:, 0].tolist() == [0, 10]
 
 
 def test_draws_stand_beside_their_promise_and_runs_beside_each_other(told: Numbers) -> None:

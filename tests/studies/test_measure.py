@@ -24,17 +24,16 @@ from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.replay.store import FreshRow, Store, Visit
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.result import Memorising, PassRates, config_hash, find_results, read_result, write_result
+from exgrpo_cli.runs.validations import Validation, read_validations
 from exgrpo_cli.show.figures.run import memorising_figure
 from exgrpo_cli.studies.endpoints import newly_solved_at_end
 from exgrpo_cli.studies.measure import (
-    Validation,
     area,
     auc,
     collapsed,
     new_fall,
     newly_solved,
     pass_rates,
-    read_validations,
     replayed_questions,
     same_level_weights,
     valid_traces,

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float64
 
+from exgrpo_cli.base.statistics import avg_at_k
 from exgrpo_cli.runs.folder import RunMetrics, read_metrics
-from exgrpo_cli.runs.result import RESULT_FILE, Memorising, read_result, read_summary
+from exgrpo_cli.runs.result import RESULT_FILE, Memorising, read_result
+from exgrpo_cli.runs.validations import read_validations
 from exgrpo_cli.show.figures import style
 from exgrpo_cli.show.figures.style import BLACK, Panel, new_figure
 
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SUMMARY_FILE = "summary.json"
 LEAST_LOGGED = 0.1
 """Share of the steps that must have logged a value: with fewer its panel is empty but for a corner."""
 LOGARITHMIC = ("ratio", "gradient", "log-prob")
@@ -30,14 +31,13 @@ Scores = Float64[np.ndarray, "scores 4"]
 """Step, pass@1 and the ends of its 95 % interval (NaN where it is not known), in order of steps."""
 
 
-def training_figures(run: Path, heldout: Mapping[str, Any] | None = None) -> "Iterator[tuple[str, Figure]]":
-    """Name and figure of what needs the step metrics alone.
+def training_figures(run: Path) -> "Iterator[tuple[str, Figure]]":
+    """Name and figure of what needs the step metrics and validations alone.
 
-    `heldout` are the scores before and after training, where summary.json does not have them yet. Raises InputError for
-    a folder that is no run.
+    Raises InputError for a folder that is no run.
     """
     metrics = read_metrics(run)
-    scores = heldout_scores(run, metrics, heldout)
+    scores = heldout_scores(run, metrics)
     result = run / RESULT_FILE
     memorising = read_result(result).memorising if result.is_file() else None
     figures = {
@@ -49,25 +49,21 @@ def training_figures(run: Path, heldout: Mapping[str, Any] | None = None) -> "It
     yield from ((name, figure) for name, figure in figures.items() if figure)
 
 
-def heldout_scores(run: Path, metrics: RunMetrics, ends: Mapping[str, Any] | None = None) -> dict[str, Scores]:
+def heldout_scores(run: Path, metrics: RunMetrics) -> dict[str, Scores]:
     """Held-out scores by benchmark name.
 
-    From the step keys `val/<name>`, `val/<name>/low` and `/high`, and from `ends`, or else summary.json once the run
-    has ended, whose scores before and after training are of the one benchmark that the run validated on.
+    From the step keys `val/<name>`, `val/<name>/low` and `/high`; before the first step and after the last one from
+    validations.jsonl, whose questions are those of the one benchmark that the run validated on.
     """
     scores: dict[str, dict[float, Sequence[float]]] = {}
     for key in (name for name in metrics.names("val/") if name.count("/") == 1):
         columns = np.stack([metrics.steps, *(metrics.series(name) for name in (key, f"{key}/low", f"{key}/high"))])
         scores[key.removeprefix("val/")] = {row[0]: row for row in columns.T if np.isfinite(row[1])}
-    last_step, summary = int(metrics.steps[-1]) if len(metrics.steps) else 0, run / SUMMARY_FILE
-    if ends is None and summary.is_file():
-        told = read_summary(summary)
-        # A run that was lengthened goes on past the step its summary was written at.
-        last_step, ends = told["steps"], told["heldout"]
     own = scores.setdefault(next(iter(scores), "held-out"), {})
-    for when, step in (("before", 0), ("after", last_step)):
-        if score := (ends or {}).get(when):
-            own[step] = (step, score["pass_at_1"], score["low"], score["high"])
+    for each in read_validations(run):
+        if each.step not in own:
+            score = avg_at_k(each.correct, each.samples, np.random.default_rng(0))
+            own[each.step] = (each.step, score.value, score.low, score.high)
     return {name: np.array([row for _, row in sorted(found.items())]) for name, found in scores.items() if found}
 
 
