@@ -27,9 +27,13 @@ class StudyOptions:
         ),
     ] = None
     metric: Annotated[
-        str | None, option("Trajectory metric: one is compared min, max and random; a comma list is exactly those.")
+        str | None,
+        option(
+            "What chooses the stored answer to replay, such as ent, its entropy: one is compared lowest (min), highest "
+            "(max) and random; a comma list is exactly those."
+        ),
     ] = None
-    sampler: Annotated[str | None, option("Question samplers, comma list.")] = None
+    sampler: Annotated[str | None, option("How questions are drawn from the buffer, comma list.")] = None
     methods: Annotated[str | None, option("Method presets or their files, comma list.", of="methods")] = None
     regimes: Annotated[str | None, option("Regime presets, comma list: every arm in each of them.", of="regimes")] = (
         None
@@ -78,8 +82,8 @@ def ablate(
 ) -> None:
     """Compare arms over several seeds with the same question order, each against on-policy training.
 
-    Axes are crossed. Without one: --metric ent. Finished runs are not run again; an interrupted study goes on with the
-    same command, also from the results of other machines.
+    Axes are crossed. Without one: --metric ent, the entropy of stored answers. Finished runs are not run again; an
+    interrupted study goes on with the same command, also from the results of other machines.
 
     \b
     Examples:

@@ -49,7 +49,8 @@ def option(help: str, *names: str, default: str | None = None, of: "PresetKind |
 
 
 BackboneOption = Annotated[
-    str | None, option("Preset, model folder, GGUF file or hub id (owner/name).", default="tiny", of="backbones")
+    str | None,
+    option("Model: a preset, a model folder, a GGUF file or a hub id (owner/name).", default="tiny", of="backbones"),
 ]
 DataOption = Annotated[str | None, option("Training questions.", metavar="FILE", default="the backbone's")]
 HeldoutOption = Annotated[

@@ -34,8 +34,10 @@ class TrainOptions:
     ] = None
     data: cli.DataOption = None
     heldout: cli.HeldoutOption = None
-    steps: Annotated[int | None, option("Rollout batches.", default="the backbone's")] = None
-    rollout: Annotated[Literal["hf", "vllm"] | None, option("Rollout engine.", default="the backbone's")] = None
+    steps: Annotated[int | None, option("Training steps, each a batch of questions.", default="the backbone's")] = None
+    rollout: Annotated[
+        Literal["hf", "vllm"] | None, option("Engine that samples the answers.", default="the backbone's")
+    ] = None
     engine: Annotated[Literal["torch", "deepspeed"] | None, option("Training engine.", default="the backbone's")] = None
     nproc: Annotated[int | None, option("Ranks on this host.", min=1, default="one per visible GPU")] = None
     device: Annotated[Literal["cpu", "cuda"] | None, option("Where the model lives.", default="a GPU if visible")] = (
@@ -54,7 +56,8 @@ class TrainOptions:
     ] = None
     allow_code: cli.AllowCodeOption = False
     as_published: Annotated[
-        bool, option("With what the method's paper changed besides its replay.", "--as-published")
+        bool,
+        option("As the method's paper ran it, with the settings that it changed besides replay.", "--as-published"),
     ] = False
     with_retired: Annotated[bool, option("Take that run's retired questions over as well.", "--with-retired")] = False
     log: Annotated[list[str] | None, option("tensorboard or wandb; repeatable.", metavar="TRACKER")] = None
@@ -79,9 +82,9 @@ def train(
     ] = False,
     launcher: cli.LauncherOption = None,
 ) -> None:
-    """Train a backbone with ExGRPO, or with another method.
+    """Train a model (the backbone) with ExGRPO, or with another method.
 
-    Without any option: the built-in tiny backbone learns arithmetic on the CPU in minutes.
+    Without any option: the built-in tiny model learns arithmetic on the CPU in minutes.
 
     \b
     Examples:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 
@@ -217,8 +218,14 @@ def _replay(run: Path) -> Iterator[Block]:
 
 def _repeat(run: Path) -> Iterator[Block]:
     config, name = read_config(run), run.resolve().name
-    yield Paragraph(f"exgrpo train --config {name}/config.toml --output {name}-again", "code")
+    yield Paragraph(f"exgrpo train --config {_place(run)}/config.toml --output {quote(f'runs/{name}-again')}", "code")
     yield settings_block(differing_settings(config), f"backbone {config.backbone.name} with method {config.run.method}")
+
+
+def _place(folder: Path) -> str:
+    """Path of a folder from the working folder, for a shell; of one elsewhere its name: places of a machine are private."""
+    place = os.path.relpath(folder)
+    return quote(folder.resolve().name if place.startswith("..") else place)
 
 
 def settings_block(changed: Sequence[Sequence[str]], preset: str) -> Block:
@@ -306,7 +313,7 @@ def _comparison(study: Study, report: Numbers) -> Iterator[Block]:
     blocks = {name: figure_block(name, figure) for name, figure in drawn.items()}
     yield from (blocks.pop(name) for name in ("curves", "differences") if name in blocks)
     yield from map(warning, map(_sentence, report["warnings"]))
-    budgets = "budgets as the claims state" if study.claims else f"equal in {study.equal}"
+    budgets = output.budgets(study)
     yield from _abreast(output.score_rows(report), f"Arms: {output.TITLE}")
     yield Paragraph(WORDS["sections"]["Arms"])
     yield from _abreast(output.endpoint_rows(report), "Other endpoints, difference from the baseline in brackets")
@@ -351,4 +358,4 @@ def _arms(study: Study) -> Iterator[Block]:
         rows = [[name, "by seed", *row[2:]] if name in by_seed else row for name, row in listed.items()]
         yield settings_block(rows, f"{arm.name}'s method {arm.method}")
     if study.runs:
-        yield Paragraph(f"exgrpo train --config {study.name}/ARM/seed-N/config.toml --output again", "code")
+        yield Paragraph(f"exgrpo train --config {_place(study.folder)}/ARM/seed-N/config.toml --output again", "code")

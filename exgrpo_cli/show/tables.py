@@ -20,6 +20,10 @@ Columns = Mapping[str, Cell]
 
 TEXT_SHOWN = 60
 """Characters of a question's text."""
+RESPONSE_SHOWN = 400
+"""Characters of a response."""
+ROWS_SHOWN = 10
+"""Rows of a step's table: a step may draw from hundreds."""
 TIMES_SHOWN = 8
 """Rows of a table over time."""
 NO_VALUE = "–"
@@ -213,27 +217,35 @@ def asked_tables(label: str, told: Numbers) -> Iterator[Table]:
 
 
 def _step_tables(label: str, step: Numbers) -> Iterator[Table]:
-    at, caption = f"at step {step['step']}", step["nothing"]
+    at, nothing = f"at step {step['step']}", step["nothing"]
     drawn = f"{at} (> is replayed)"
     if step["units"]:
-        rows = [row for unit in step["units"] for row in (unit, *unit["rows"])]
+        rows, caption = _beginning(step["units"], "rows", nothing)
         yield table_of(f"{label}: scanned {drawn}", UNIT, rows, caption=caption, words=True, bold="unit_id")
     elif step["buckets"] or not step["questions"]:
-        yield table_of(f"{label}: buckets {at}", OFFER, step["buckets"], caption=caption)
+        yield table_of(f"{label}: buckets {at}", OFFER, step["buckets"], caption=nothing)
     if step["questions"]:
-        rows = [row for question in step["questions"] for row in (question, *question["candidates"])]
-        yield table_of(f"{label}: drawn {drawn}", DRAWN, rows, words=True, bold="question_id")
+        rows, caption = _beginning(step["questions"], "candidates")
+        yield table_of(f"{label}: drawn {drawn}", DRAWN, rows, caption=caption, words=True, bold="question_id")
+
+
+def _beginning(found: Sequence[Numbers], below: str, said: str = "") -> tuple[list[Numbers], str]:
+    """Rows of the first of what was `found`, each above those that it holds, and a caption on how many are left out."""
+    sizes = itertools.accumulate(1 + len(each[below]) for each in found)
+    shown = found[: max(1, sum(size <= ROWS_SHOWN for size in sizes))]
+    rest = f"{len(shown)} of {len(found)}; all of them, with whole texts: --json" if len(shown) < len(found) else ""
+    return [row for each in shown for row in (each, *each[below])], "\n".join(filter(None, (said, rest)))
 
 
 def _question_tables(label: str, history: Numbers) -> Iterator[Table]:
     level = f", level {history['level']}" if history["level"] else ""
-    said = f"{excerpt(history['text'], 400)} Answer: {history['answer']}{level}" if history["text"] else ""
+    said = f"{excerpt(history['text'], RESPONSE_SHOWN)} Answer: {history['answer']}{level}" if history["text"] else ""
     title = f"{label}: question {history['question_id']}, {history['state']}"
     yield table_of(title, EVENT, history["events"], caption=said)
     born = {row["trajectory_id"]: row["step"] for row in history["events"] if row["event"] == "collected"}
     replays = Counter(row["trajectory_id"] for row in history["events"] if row["event"] == "selected")
     rows = [
-        [str(name), str(born.get(name, NO_VALUE)), str(replays[name]), excerpt(text, 400)]
+        [str(name), str(born.get(name, NO_VALUE)), str(replays[name]), excerpt(text, RESPONSE_SHOWN)]
         for name, text in history["responses"].items()
     ]
     yield listing("Responses", ["trajectory", "born", "replays", "text"], rows, words=True)
@@ -267,7 +279,7 @@ def _words(row: Numbers) -> str:
     if "question" not in row:
         known = "reward" in row
         worth = f"{row['trajectory_id']}: r {row['reward']:g}, A {significant(row['advantage'])}: " if known else ""
-        return worth + excerpt(row["text"] or NO_VALUE)
+        return worth + excerpt(row["text"] or NO_VALUE, RESPONSE_SHOWN)
     question = row["question"]
     return f"{excerpt(question['text'])} → {question['answer']}" if question["text"] else ""
 

@@ -35,6 +35,13 @@ SPENT: Columns = {
     "seconds": of("wall_seconds", "{:,.0f}".format),
 }
 """Columns of the third table."""
+SPENDS = {
+    "steps": "taken as many steps",
+    "generated": "generated as many tokens",
+    "trained": "trained on as many tokens",
+    "seconds": "taken as many seconds",
+}
+"""Words for `Study.equal`."""
 Rows = list[list[str]]
 """Cells; the first row is the header."""
 
@@ -51,13 +58,20 @@ def report_study(study: Study) -> Numbers:
         *(f"**{in_markdown(warning)}**" for warning in report["warnings"]),
         markdown(score_rows(report)),
         markdown(endpoint_rows(report)),
-        "Budgets are those that the claims state." if study.claims else f"Equal in {study.equal}.",
+        f"Spent: {budgets(study)}.",
         markdown(spending_rows(report)),
     ]
     write_text(study.folder / "report.md", "\n\n".join(part.strip() for part in parts) + "\n")
     for name, figure in study_figures(study, report).items():
         save(figure, study.folder, name)
     return report
+
+
+def budgets(study: Study) -> str:
+    """The budget of each run, for people."""
+    if study.claims:
+        return "budgets are those that the claims state"
+    return f"a run of an arm ends once it has {SPENDS[study.equal]} as that of the baseline"
 
 
 def report_tables(study: Study, report: Numbers) -> list[Table]:

@@ -306,6 +306,8 @@ def run_all(
                 for label, (run, job, end) in list(started.items()):
                     if not launcher.has_ended(job):
                         reporter.progress(*progress(run), label)
+                        # What it does between two steps: its log tells that, its journal does not.
+                        reporter.phase(f"{label}: {last_line(run.log)}")
                         continue
                     del started[label]
                     pass_on_damage(run, end)
@@ -362,6 +364,8 @@ def jobs_of(study: Study, jobs: int) -> int:
 
 def time_to_go(study: Study, jobs: int) -> str:
     """Number of runs that are left and time that they take, for people."""
+    if not study.unfinished:
+        return f"nothing to go: {len(study.runs)} of {len(study.runs)} runs are finished"
     seconds = estimate(study, jobs)
     takes = "how long shows once one has made a step" if seconds is None else f"about {duration(seconds)}"
     return f"{len(study.unfinished)} of {len(study.runs)} runs to go, {jobs} at a time: {takes}"

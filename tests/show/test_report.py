@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from exgrpo_cli.runs.result import write_result
 from exgrpo_cli.show.headline import study_headline
 from exgrpo_cli.show.page import Paragraph, gather
 from exgrpo_cli.show.record import read_config
-from exgrpo_cli.show.report import differing_settings, write_report
+from exgrpo_cli.show.report import _repeat, differing_settings, write_report
 from exgrpo_cli.studies.study import Arm, Study
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -44,7 +45,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_page_has_every_section_and_figure_and_loads_nothing(run: Path, tmp_path: Path) -> None:
+def test_a_page_has_every_section_and_figure_and_loads_nothing(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = write_report(run, tmp_path / "page.html").read_text()
     assert headings(text) == SECTIONS.split("|")
     ids, loaded = re.findall(r'\bid="([^"]*)"', text), re.findall(r'\b(?:src|href|data|action)="([^"]*)"', text)
@@ -61,6 +64,11 @@ def test_a_page_has_every_section_and_figure_and_loads_nothing(run: Path, tmp_pa
     assert "prefers-color-scheme: dark" in text and "stroke: var(--blue)" in text and '#0072b2;"' not in text
     for name in ("learning", "diagnostics", "replay-buckets", "replay-flow", "replay-entropy-by-bucket"):
         assert f'id="figure-{name}"' in text
+    assert "exgrpo train --config run/config.toml --output runs/run-again" in text, "other places are private"
+    with monkeypatch.context() as patch:
+        patch.chdir(run.parents[1])
+        [block] = (block for block in _repeat(run) if isinstance(block, Paragraph) and block.kind == "code")
+        assert Path(shlex.split(block.text)[3]).is_file(), "a path from where the reader stands"
     changed = {name: (here, there) for name, here, there in differing_settings(read_config(run))}
     assert changed["rollout.questions_per_step"] == ("8", "32")
     assert not {"run.method", "optim.horizon", "rollout.logprobs"} & changed.keys()

@@ -150,7 +150,12 @@ def test_a_study_runs_compares_and_is_not_run_again(
     torn = study.runs[0].folder  # of a run that was killed while it was set up
     RunFolder.create(torn)
     (torn / ".lock").touch()
-    run_study(study, Processes(at_once=2), SilentReporter())
+    listening = SilentReporter()
+    said: list[str] = []
+    listening.phase = lambda what, *_: said.append(what)
+    run_study(study, Processes(at_once=2), listening)
+    # What a run does between two steps stands on the screen.
+    assert any(what.startswith("ent:min, seed 0: ") and "held-out" in what for what in said)
     report = report_study(study)
     assert report["baseline"] == "on-policy"
     after = {
