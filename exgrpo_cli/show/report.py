@@ -223,7 +223,7 @@ def _repeat(run: Path) -> Iterator[Block]:
 
 
 def _place(folder: Path) -> str:
-    """Path of a folder from the working folder, for a shell; of one elsewhere its name: places of a machine are private."""
+    """Path of a folder from the working folder, for a shell; of one elsewhere its name, since others may read it."""
     place = os.path.relpath(folder)
     return quote(folder.resolve().name if place.startswith("..") else place)
 
