@@ -43,7 +43,7 @@ def doctor(
         raise InputError(f"--backbone {backbone} says what --smoke runs: add --smoke, or leave --backbone out.")
     if smoke:
         from exgrpo_cli.config.layers import build_config
-        from exgrpo_cli.models.cache import require_model_folder
+        from exgrpo_cli.models.folders import require_model_folder
 
         build_config(backbone=backbone)
         if backbone is not None and Path(backbone).is_dir():

@@ -102,7 +102,7 @@ def vllm_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct as a Hugging Face folder, converted once and kept in the user's cache."""
-    from exgrpo_cli.models.cache import converted
+    from exgrpo_cli.models.folders import converted
 
     page = (Path(__file__).parents[1] / "docs" / "real-model.md").read_text()
     (script,) = re.findall(r"backbone\.source=\"\$\(python -c '(.*)'\)\"", page)

@@ -18,7 +18,7 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.names import is_gguf
 from exgrpo_cli.config.sections.run import BackboneSettings, TinySettings
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.models.cache import gguf_config, reading_model, require_model_folder
+from exgrpo_cli.models.folders import gguf_config, reading_model, require_model_folder
 from exgrpo_cli.presets import load_preset, preset_names
 
 CONTEXT_BYTES = 2 * 2**30
@@ -199,7 +199,7 @@ def memory_plan(
     trained = _trained_bytes(shape, config, gpus)
     activations, logits = _activation_bytes(shape, config, gpus, longest, on_gpu=on_gpu)
     context = CONTEXT_BYTES if on_gpu else 0
-    engine = _engine_bytes(shape, config, gpus, longest)
+    engine = _engine_bytes(shape, config, gpus, longest, on_gpu=on_gpu)
     share = 0.0
     if vllm and on_gpu:
         state = 0 if trained["optimizer_on_host"] else trained["optimizer"]
@@ -293,7 +293,7 @@ def _trained_rows(config: Config, gpus: int) -> int:
     return -(-groups * config.rollout.group_size // gpus) + (gpus > 1)
 
 
-def _engine_bytes(shape: Shape, config: Config, gpus: int, longest: int) -> int:
+def _engine_bytes(shape: Shape, config: Config, gpus: int, longest: int, *, on_gpu: bool) -> int:
     """Least that the rollout engine needs: weights where it has its own, cache at full length, and logits.
 
     vllm should have a cache for one group, and makes room for its largest step and the logits of all its rows; hf
@@ -311,7 +311,8 @@ def _engine_bytes(shape: Shape, config: Config, gpus: int, longest: int) -> int:
     if config.data.has_heldout:
         known = config.arithmetic.num_heldout if config.data.heldout == "arithmetic" else rollout.max_rows * gpus
         asked = max(asked, -(-min(known, validation.max_questions or known) // gpus) * validation.samples)
-    return min(rollout.max_rows, asked) * (longest * token + logits)
+    packed = 0 if on_gpu or width != 4 else shape.num_parameters * width
+    return packed + min(rollout.max_rows, asked) * (longest * token + logits)
 
 
 def _width(config: Config) -> int:

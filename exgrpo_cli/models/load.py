@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 from exgrpo_cli.base.errors import InputError, first_line
 from exgrpo_cli.config.names import is_gguf
 from exgrpo_cli.config.sections.run import BackboneSettings, TinySettings
-from exgrpo_cli.models.cache import converted, reading_model, require_model_folder, require_safetensors
+from exgrpo_cli.models.folders import converted, reading_model, require_model_folder, require_safetensors
 from exgrpo_cli.models.tiny import Progress, build_tiny
 from exgrpo_cli.presets import load_preset, preset_names
 from exgrpo_cli.questions.prompts import require_bounded

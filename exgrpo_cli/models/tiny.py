@@ -19,8 +19,8 @@ from tokenizers import AddedToken, pre_tokenizers
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
+from exgrpo_cli.base.cache import cached_folder
 from exgrpo_cli.config.sections.run import TinySettings
-from exgrpo_cli.models.cache import cached_folder
 from exgrpo_cli.models.export import sampling_defaults
 from exgrpo_cli.questions.made import countdown, sums
 from exgrpo_cli.questions.made.pools import Pool

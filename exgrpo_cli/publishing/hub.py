@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from exgrpo_cli.base.cache import cache_root
 from exgrpo_cli.base.errors import InputError, Interrupted, RunError, first_line
 from exgrpo_cli.base.files import whole_folder
 from exgrpo_cli.ledger import reader, writer
 from exgrpo_cli.ledger.schemas import BODIES, EVENTS, SCHEMAS
-from exgrpo_cli.models.cache import cache_root
 from exgrpo_cli.publishing.package import MARKER, Package
 from exgrpo_cli.questions.sources import explained, parse_hub_id
 from exgrpo_cli.show.record import LEDGER_FOLDER

@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from exgrpo_cli.base.cache import cache_root
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import parse_json
 from exgrpo_cli.base.output import give_stdout_to_children
@@ -24,7 +25,6 @@ from exgrpo_cli.config.names import check_functions, named_functions, origin
 from exgrpo_cli.config.sections import require_known
 from exgrpo_cli.config.sections.run import BUDGET_STEPS
 from exgrpo_cli.config.settings import RESUMABLE, Author, Config, Layer, to_toml
-from exgrpo_cli.models.cache import cache_root
 from exgrpo_cli.questions.prompts import TEMPLATES
 from exgrpo_cli.runs.folder import REPORT_FILE, complete_steps
 from exgrpo_cli.runs.result import has_ended

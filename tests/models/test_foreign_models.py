@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from exgrpo_cli.base.cache import cached_folder
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.sections.run import BackboneSettings, TinySettings
 from exgrpo_cli.machine.memory import backbone_shape
-from exgrpo_cli.models.cache import cached_folder
 from exgrpo_cli.models.load import declared_ends, load_folder, read_tokenizer
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.names import is_gguf
 from exgrpo_cli.machine.memory import backbone_shape
-from exgrpo_cli.models.cache import converted
+from exgrpo_cli.models.folders import converted
 from exgrpo_cli.models.load import locate
 
 
@@ -56,7 +56,7 @@ def test_the_folder_of_a_gguf_file_is_told_to_name_the_file(not_a_gguf):
 
 
 def test_without_its_packages_the_line_says_what_to_install(not_a_gguf, monkeypatch, tiny_cache):
-    monkeypatch.setattr("exgrpo_cli.models.cache.find_spec", lambda name: None if name == "gguf" else name)
+    monkeypatch.setattr("exgrpo_cli.models.folders.find_spec", lambda name: None if name == "gguf" else name)
     with pytest.raises(InputError, match=r"takes gguf: pip install .*\[gguf\]'"):
         converted(not_a_gguf, print)
 

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Tokenizer
 
+from exgrpo_cli.base.cache import cached_folder
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import partial_path, write_manifest
 from exgrpo_cli.config.sections.run import TinySettings
-from exgrpo_cli.models.cache import cached_folder
 from exgrpo_cli.models.tiny import (
     EOS,
     MARKUP,
@@ -199,7 +199,7 @@ def test_a_damaged_copy_is_rebuilt_and_says_so(folder):
 BUILDER = """
 import sys, time
 from pathlib import Path
-from exgrpo_cli.models.cache import cached_folder
+from exgrpo_cli.base.cache import cached_folder
 
 root, seconds = Path(sys.argv[1]), float(sys.argv[2])
 

@@ -2,7 +2,7 @@
 
 Each layer has one preallocated buffer for keys and one for values, and they grow one by one, so that little is held
 twice; a slot's tokens lie at columns 0 .. length - 1. The rows in use are always the first ones, so that a decoding
-step reads plain slices, and rows of like length are neighbours, which attend together and read few columns in vain.
+step reads plain slices.
 
 Axes: slots = rows there is room for, rows = slots in use, heads = query heads, kv_heads = key-value heads, columns =
 tokens there is room for, span = columns that some row uses, lists = rows times key-value heads, width = head dimension.
@@ -10,16 +10,18 @@ tokens there is room for, span = columns that some row uses, lists = rows times 
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import AttentionInterface, Cache, DynamicCache
 
-from exgrpo_cli.engines.causal_lm import refuse_unsupported
+from exgrpo_cli.base.types import SamplingParams
+from exgrpo_cli.engines.causal_lm import CausalLM, refuse_unsupported, to_device
+from exgrpo_cli.engines.hf.prompts import Prefilled, sample_tokens
 
 FIRST_COLUMNS = 64
 """Columns for response tokens to begin with: few, so that the rows in use lie close together in memory."""
@@ -108,78 +110,6 @@ class SlotCache(Cache):
         self._lists = torch.arange(rows * heads, device=self._mask.device).view(rows, heads) * wider
 
 
-CALL_CELLS = 500
-"""Cost of one more attention call, in cells (a row times a column) of keys and values read."""
-GPU_CALL_CELLS = 2**15
-"""On a GPU, by arithmetic: three launches a call take some 5 microseconds each, the keys and values of a cell (two
-heads of 128 in bfloat16: 1 KiB) half a nanosecond at 2 TB/s."""
-SHORT = 64
-"""Rows shorter than this are one class: telling them apart saves less than moving them costs."""
-MANY_ROWS = 128
-"""From here on a class of half the width has rows enough to be worth its call and their moves."""
-
-
-def length_class(lengths: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
-    """Rows of one class read at most twice the columns they have, among `MANY_ROWS` at most 1.4 times as many.
-
-    Short rows are one class, whatever they read in vain.
-    """
-    halvings = np.log2(np.maximum(lengths, SHORT - 1))
-    return np.floor(halvings if len(lengths) < MANY_ROWS else 2 * halvings).astype(np.int64)
-
-
-def regroup(
-    lengths: Int[np.ndarray, " rows"], alive: Bool[np.ndarray, " rows"]
-) -> tuple[Int[np.ndarray, " rows"], Int[np.ndarray, " runs"]]:
-    """The slot from which each slot is filled, living rows first, longest class first; and where classes begin.
-
-    As few rows as possible move. The slots of rows that ended come last.
-    """
-    classes = length_class(lengths)
-    counts = np.bincount(classes[alive])
-    present = counts.nonzero()[0][::-1]
-    sizes = counts[present]
-    wanted = np.repeat(present, sizes)
-    in_place = alive[: len(wanted)] & (classes[: len(wanted)] == wanted)
-    elsewhere = alive.copy()
-    elsewhere[: len(wanted)] &= ~in_place
-    sources = elsewhere.nonzero()[0]
-    order = np.arange(len(lengths))
-    # Both sides hold the same number of rows of each class: sorted by class, they match one to one.
-    order[(~in_place).nonzero()[0]] = sources[np.argsort(-classes[sources], kind="stable")]
-    order[len(wanted) :] = (~alive).nonzero()[0]
-    return order, sizes.cumsum() - sizes
-
-
-class AttentionCall(NamedTuple):
-    """Neighbouring slots that attend in one call, over columns 0 .. span - 1."""
-
-    start: int
-    stop: int
-    span: int
-
-    @property
-    def cells(self) -> int:
-        """Rows times columns."""
-        return (self.stop - self.start) * self.span
-
-
-def attention_calls(
-    lengths: Int[np.ndarray, " rows"], run_starts: Int[np.ndarray, " runs"], device_type: str = "cpu"
-) -> list[AttentionCall]:
-    """The attention calls of a step in which a row of `lengths` cached tokens attends to these and to itself."""
-    call_cells = CALL_CELLS if device_type == "cpu" else GPU_CALL_CELLS
-    spans = np.maximum.reduceat(lengths, run_starts) + 1
-    calls: list[AttentionCall] = []
-    for run in map(AttentionCall, run_starts.tolist(), [*run_starts[1:].tolist(), len(lengths)], spans.tolist()):
-        merged = AttentionCall(calls[-1].start, run.stop, max(calls[-1].span, run.span)) if calls else run
-        if calls and merged.cells <= calls[-1].cells + run.cells + call_cells:
-            calls[-1] = merged
-        else:
-            calls.append(run)
-    return calls
-
-
 GROUPED_DECODING = "exgrpo_grouped_decoding"
 
 
@@ -190,26 +120,20 @@ def grouped_decoding(
     value: Float[Tensor, "rows kv_heads span width"],
     attention_mask: Float[Tensor, "rows kv_heads 1 span"],
     scaling: float,
-    calls: Sequence[AttentionCall] = (),
     **kwargs: object,
 ) -> tuple[Float[Tensor, "rows 1 heads width"], None]:
-    """softmax(scaling * q k^T + mask) v for one new token per row, in `calls` of rows with like lengths.
+    """softmax(scaling * q k^T + mask) v for one new token per row.
 
     The query heads that share a key-value head are multiplied with it at once: no key or value is repeated, where
     decoding is bound by reading them.
     """
-    refuse_unsupported(module, kwargs, calls)
+    refuse_unsupported(module, kwargs, True)
     rows, heads, _, width = query.shape
     kv_heads = key.shape[1]
     queries = query.reshape(rows * kv_heads, heads // kv_heads, width)
     keys, values, mask = key.flatten(0, 1).transpose(1, 2), value.flatten(0, 1), attention_mask.flatten(0, 1)
-    mixed = queries.new_empty((*queries.shape[:2], values.shape[2]))
-    for start, stop, span in calls:
-        lists = slice(start * kv_heads, stop * kv_heads)
-        scores = _scores(mask[lists, :, :span], queries[lists], keys[lists, :, :span], scaling)
-        weights = scores.softmax(dim=-1, dtype=torch.float32).to(values.dtype)
-        torch.bmm(weights, values[lists, :span], out=mixed[lists])
-    return mixed.view(rows, 1, heads, -1), None
+    weights = _scores(mask, queries, keys, scaling).softmax(dim=-1, dtype=torch.float32).to(values.dtype)
+    return torch.bmm(weights, values).view(rows, 1, heads, -1), None
 
 
 def _scores(
@@ -231,3 +155,47 @@ def _scores(
 
 
 AttentionInterface.register(GROUPED_DECODING, grouped_decoding)
+
+
+class SlotDecoder:
+    """See `Decoder`: a pass of the model over one token of each row."""
+
+    def __init__(self, parts: CausalLM, params: SamplingParams, *, max_rows: int, max_columns: int) -> None:
+        self._parts, self._params = parts, params
+        self._cache = SlotCache(max_rows=max_rows, max_columns=max_columns)
+        self._lengths = torch.zeros(max_rows, dtype=torch.long, device=parts.device)
+        """Cached tokens of each row."""
+        self._cached = np.zeros(max_rows, dtype=np.int64)
+        """The same on the host, where the columns of a step are counted."""
+
+    def fill(self, prefilled: Prefilled, sources: Sequence[int], first_row: int) -> None:
+        """See `Decoder.fill`."""
+        self._cache.fill(prefilled.cache, prefilled.lengths, sources, first_row)
+        used = slice(first_row, first_row + len(sources))
+        self._cached[used] = [prefilled.lengths[source] for source in sources]
+        self._lengths[used] = to_device(self._cached[used], self._parts.device)
+
+    def reorder(self, order: Int[np.ndarray, " rows"], num_rows: int) -> None:
+        """See `Decoder.reorder`."""
+        moved = np.flatnonzero(order[:num_rows] != np.arange(num_rows))
+        sources, targets = (to_device(each, self._parts.device) for each in (order[moved], moved))
+        if len(moved):
+            self._cache.move(sources, targets, int(self._cached[order[moved]].max()))
+            self._cached[moved], self._lengths[targets] = self._cached[order[moved]], self._lengths[sources]
+
+    def step(
+        self, newest: Int[Tensor, " rows"], uniforms: Float[Tensor, " rows"]
+    ) -> tuple[Int[Tensor, " rows"], Float[Tensor, "kinds rows"]]:
+        """See `Decoder.step`."""
+        used = slice(0, len(newest))
+        lengths = self._lengths[used]
+        output = self._parts.body(
+            input_ids=newest[:, None],
+            position_ids=lengths[:, None],
+            attention_mask=self._cache.begin_step(lengths, span=int(self._cached[used].max()) + 1),
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        self._cached[used] += 1
+        lengths += 1
+        return sample_tokens(self._parts.head(output.last_hidden_state[:, 0]), uniforms, self._params)

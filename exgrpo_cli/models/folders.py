@@ -1,91 +1,20 @@
-"""Folders built once under the user's cache folder, complete and checked or not there at all; GGUF files among them.
+"""Model folders: what is read of them, and those that are made of GGUF files.
 
 transformers reads a GGUF file, but a model read that way carries its quantisation along and cannot be saved; its
 tensors are copied into a plain model of the same configuration.
 """
 
-import hashlib
 import json
-import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-from filelock import FileLock
-
+from exgrpo_cli.base.cache import Notice, cached_folder
 from exgrpo_cli.base.errors import ExgrpoError, InputError, first_line
-from exgrpo_cli.base.files import (
-    MANIFEST,
-    file_digest,
-    find_damage,
-    read_manifest,
-    remove_abandoned,
-    whole_folder,
-    write_manifest,
-)
+from exgrpo_cli.base.files import file_digest
 from exgrpo_cli.base.versions import install_command
-
-Notice = Callable[[str], None]
-"""Receives the reason for which a folder that exists is built again."""
-
-
-def cache_root() -> Path:
-    """$EXGRPO_CACHE, or the user's cache folder."""
-    override = os.environ.get("EXGRPO_CACHE", "")
-    return Path(override).expanduser() if override else Path(platformdirs.user_cache_dir("exgrpo"))
-
-
-def cached_folder(
-    *,
-    name: str,
-    key: Mapping[str, object],
-    build: Callable[[Path], None],
-    notice: Notice,
-    cache_dir: Path | None = None,
-) -> Path:
-    """The folder `<cache>/<name>-<hash of key>`, built by `build` when it is missing or does not match its manifest.
-
-    A second process that wants the same folder waits for the first. A build happens in a temporary folder that is
-    renamed when it is complete, so one that is killed leaves nothing that looks finished. `notice` is told why a
-    folder that exists is built again.
-
-    Raises InputError when the cache folder cannot be written.
-    """
-    root = cache_root() if cache_dir is None else cache_dir
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    folder = root / f"{name}-{digest}"
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(root / f"{folder.name}.lock").acquire()
-    except OSError as error:
-        raise InputError(
-            f"The cache folder {root} cannot be written ({error.filename}: {error.strerror}): set EXGRPO_CACHE to one "
-            "that can."
-        ) from error
-    with lock:
-        if os.path.lexists(folder):
-            damage = find_damage(folder) or _unlisted(folder) if folder.is_dir() else "it is no folder"
-            if not damage:
-                return folder
-            notice(f"{folder} is built again: {damage}")
-            folder.unlink() if folder.is_symlink() or not folder.is_dir() else shutil.rmtree(folder)
-        # Folders of other names as well: nobody may ever ask for those again.
-        remove_abandoned(root)
-        with whole_folder(folder) as partial:
-            build(partial)
-            write_manifest(partial)
-    return folder
-
-
-def _unlisted(folder: Path) -> str:
-    """A file of a folder that its manifest does not vouch for, in a sentence; or ""."""
-    listed = {MANIFEST, *read_manifest(folder / MANIFEST)}
-    files = (path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file())
-    return next((f"{folder / name} is not in its {MANIFEST}" for name in files if name not in listed), "")
 
 
 @contextmanager

@@ -1,0 +1,250 @@
+"""The native decoding step against transformers in float64, and what happens where it cannot be had."""
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+from slow_sampler import (
+    EOS,
+    ONE,
+    PARAMS,
+    VOCAB,
+    assert_as_one_token_at_a_time,
+    build_model,
+    flat,
+    full_pass,
+    of_config,
+    requests,
+    slowly,
+)  # fmt: skip
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from exgrpo_cli.base.errors import RunError, ToolkitWarning
+from exgrpo_cli.base.types import Rollout, RolloutRequest
+from exgrpo_cli.engines.causal_lm import split_causal_lm
+from exgrpo_cli.engines.hf import native
+from exgrpo_cli.engines.hf.generator import HFGenerator
+
+SOURCE = Path(native.__file__).with_name("decode.cpp")
+
+
+@pytest.fixture
+def afresh() -> Iterator[None]:
+    """A library looked for anew, and again for the tests that follow."""
+    native.native_library.cache_clear()
+    yield
+    native.native_library.cache_clear()
+
+
+def native_generator(model: PreTrainedModel, **more: object) -> HFGenerator:
+    """A generator that decodes natively, which a machine without a compiler cannot make: skipped there, and said."""
+    if isinstance(library := native.native_library(), str):
+        pytest.skip(f"no native decoding step: {library}")
+    generator = HFGenerator(model, **{"eos_ids": EOS, **more})
+    assert isinstance(generator._library, ctypes.CDLL)
+    return generator
+
+
+def one_prompt(length: int, vocab: int, seeds: range | tuple[int, ...] = (1, 2)) -> RolloutRequest:
+    ids = np.random.default_rng(length).integers(0, vocab, length).astype(np.int32)
+    return RolloutRequest(question_id="q", prompt_ids=ids, seeds=tuple(seeds))
+
+
+def exact_logprobs(model: PreTrainedModel, request: RolloutRequest, rollout: Rollout) -> np.ndarray:
+    """Log-probs of the tokens drawn, in float64."""
+    whole = np.concatenate([request.prompt_ids, rollout.token_ids]).astype(np.int64)
+    with torch.no_grad():
+        logits = model.double()(input_ids=torch.from_numpy(whole)[None]).logits[0, len(request.prompt_ids) - 1 : -1]
+    model.float()
+    return torch.log_softmax(logits, -1)[torch.arange(len(logits)), rollout.token_ids.astype(np.int64)].numpy()
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("top_p", [1.0, 0.7])
+def test_rollouts_equal_one_token_at_a_time(family: str, top_p: float) -> None:
+    """Six rows at a time: rows end, are replaced and move; pages are given back and taken again."""
+    params = replace(PARAMS, top_p=top_p)
+    groups = native_generator(build_model(family, torch.float32), max_rows=6).generate(requests(), params)
+    expected = slowly(build_model(family), params)
+    for request, group, slow in zip(requests(), groups, expected, strict=True):
+        for rollout, (tokens, logprobs) in zip(group, slow, strict=True):
+            assert (rollout.question_id, rollout.token_ids.tolist()) == (request.question_id, tokens)
+            np.testing.assert_allclose(rollout.engine_logprobs, logprobs, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_log_probs_and_entropies_are_those_of_a_full_forward_pass() -> None:
+    groups = native_generator(build_model(dtype=torch.float32)).generate(requests(), replace(PARAMS, entropies=True))
+    exact = build_model()
+    for request, group in zip(requests(), groups, strict=True):
+        for rollout in group:
+            logprobs = full_pass(exact, request, rollout)
+            drawn = logprobs[torch.arange(len(logprobs)), torch.from_numpy(rollout.token_ids.astype(np.int64))]
+            np.testing.assert_allclose(rollout.engine_logprobs, drawn, rtol=1e-4, atol=1e-5)
+            entropies = -(logprobs.exp() * logprobs).sum(-1)
+            np.testing.assert_allclose(rollout.engine_entropies, entropies, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "prompt", "tokens"),
+    [
+        ({"hidden_size": 40, "intermediate_size": 50, "num_attention_heads": 6, "head_dim": 20}, 1, 2),
+        ({"num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 34}, 33, 70),
+        ({"vocab_size": 152_000}, 3, 3),
+        ({"max_position_embeddings": 8192, "num_hidden_layers": 1}, 4096, 4),
+    ],
+)  # fmt: skip
+def test_sizes_that_are_no_multiples_of_a_panel(shape: dict[str, int], prompt: int, tokens: int) -> None:
+    """Odd widths, a page that begins and ends within a response, a wide vocabulary, a long prompt that is shared."""
+    torch.manual_seed(0)
+    base = {
+        "vocab_size": 37, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "initializer_range": 0.2, "max_position_embeddings": 256,
+    }  # fmt: skip
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **base | shape)).eval()
+    request = one_prompt(prompt, model.config.vocab_size)
+    params = replace(ONE, max_new_tokens=tokens)
+    (group,) = native_generator(model, eos_ids=()).generate([request], params)
+    for rollout in group:
+        np.testing.assert_allclose(rollout.engine_logprobs, exact_logprobs(model, request, rollout), rtol=0, atol=1e-3)
+
+
+def test_a_beginning_that_prompts_share_is_read_once_and_changes_nothing() -> None:
+    """Prompts of 40 common tokens and up to 9 of their own, one of them none."""
+    shared = one_prompt(40, VOCAB).prompt_ids
+    asked = [replace(each, prompt_ids=np.concatenate([shared, each.prompt_ids])) for each in requests()]
+    asked.append(replace(asked[0], question_id="bare", prompt_ids=shared))
+    model = build_model(dtype=torch.float32)
+    groups = native_generator(model, max_rows=9).generate(asked, replace(PARAMS, temperature=1.0))
+    for request, group in zip(asked, groups, strict=True):
+        for rollout in group:
+            exact = exact_logprobs(model, request, rollout)
+            np.testing.assert_allclose(rollout.engine_logprobs, exact, rtol=0, atol=1e-4)
+
+
+def test_draws_follow_the_distribution() -> None:
+    """Pairs of tokens of 4,000 seeds; the second is drawn natively."""
+    torch.manual_seed(1)
+    config = AutoConfig.for_model(
+        "llama", vocab_size=5, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1,
+        initializer_range=0.5,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config).eval()
+    request = one_prompt(3, 5, range(4000))
+    (group,) = native_generator(model, eos_ids=()).generate([request], replace(ONE, max_new_tokens=2))
+    pairs = np.array([5 * rollout.token_ids[0] + rollout.token_ids[1] for rollout in group])
+    ids = torch.from_numpy(request.prompt_ids.astype(np.int64)).repeat(5, 1)
+    with torch.no_grad():
+        logits = model.double()(input_ids=torch.cat([ids, torch.arange(5)[:, None]], dim=1)).logits.softmax(-1)
+    expected = (logits[0, -2][:, None] * logits[:, -1]).flatten().numpy() * len(group)
+    assert chisquare(np.bincount(pairs, minlength=25), expected).pvalue > 1e-3
+
+
+def test_threads_change_no_bit() -> None:
+    found = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            groups = native_generator(build_model(dtype=torch.float32)).generate(requests(), PARAMS)
+            # The first token is drawn by torch, whose sums depend on threads.
+            found.append([(each.token_ids.tolist(), each.engine_logprobs[1:].tolist()) for each in flat(groups)])
+    finally:
+        torch.set_num_threads(1)
+    assert [tokens for tokens, _ in found[0]] == [tokens for tokens, _ in found[1]]
+
+
+@pytest.mark.parametrize("from_the_start", [True, False])
+def test_a_policy_that_diverged_is_named(from_the_start: bool, monkeypatch) -> None:
+    """By the draw of the first token, which is torch's, or of a later one."""
+    model = build_model(dtype=torch.float32)
+    generator = native_generator(model)
+    weight = model.model.layers[0].mlp.down_proj.weight
+    if from_the_start:
+        weight.detach()[0, 0] = torch.nan
+    else:
+        packed = native.NativeModel._packed
+        monkeypatch.setattr(native.NativeModel, "_packed", lambda *given: packed(*given).fill_(torch.nan))
+    with pytest.raises(RunError, match=r"logits are NaN.*lower optim\.learning_rate"):
+        generator.generate(requests(), PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"CXX": "/nowhere/c++"}, "no C++ compiler answers as '/nowhere/c++'"),
+        ({"CXX": "false"}, "'false' fails: no message"),
+        ({"EXGRPO_CACHE": "/proc/nowhere"}, "cache folder /proc/nowhere cannot be written"),
+        ({"EXGRPO_NATIVE": "0"}, "EXGRPO_NATIVE is 0"),
+    ],
+)  # fmt: skip
+def test_without_a_library_one_line_and_the_reference(variables, reason, monkeypatch, afresh) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.warns(ToolkitWarning, match=re.escape(reason)) as said:
+        generator = HFGenerator(build_model(dtype=torch.float32), max_rows=6, eos_ids=EOS)
+    assert len(said) == 1 and "\n" not in str(said[0].message)
+    assert_as_one_token_at_a_time(generator.generate(requests(), PARAMS), slowly(build_model()))
+
+
+def test_a_library_that_computes_something_else_is_found_out(tmp_path, monkeypatch) -> None:
+    """A rotation that leaves out half of itself."""
+    wrong = SOURCE.read_text(encoding="utf-8").replace("high * cosine[i] + low * sine[i]", "high * cosine[i]")
+    assert wrong != SOURCE.read_text(encoding="utf-8")
+    (tmp_path / "decode.cpp").write_text(wrong, encoding="utf-8")
+    native_generator(build_model(dtype=torch.float32))
+    native._compile("c++", tmp_path / "decode.cpp", tmp_path / "decode.so")
+    library = ctypes.CDLL(str(tmp_path / "decode.so"))
+    library.scratch_floats.restype = ctypes.c_int64
+    monkeypatch.setattr(native, "native_library", lambda: library)
+    with pytest.warns(ToolkitWarning, match="its logits differ from transformers' by"):
+        HFGenerator(build_model(dtype=torch.float32), eos_ids=EOS)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: build_model(dtype=torch.float64),
+        lambda: build_model(dtype=torch.bfloat16),
+        lambda: of_config("llama", hidden_act="gelu"),
+        lambda: of_config("llama", mlp_bias=True),
+        lambda: of_config("gpt_neox"),
+    ],
+)  # fmt: skip
+def test_models_of_another_shape_are_left_to_transformers(model) -> None:
+    assert not native.runs_natively(split_causal_lm(model()))
+
+
+@pytest.mark.engines
+def test_memory_under_a_sanitizer(tmp_path) -> None:
+    """The whole of this file's sampling in a process that watches every read and write of the library."""
+    native_generator(build_model(dtype=torch.float32))
+    runtime = subprocess.run(["c++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    flags = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g")
+    program = f"""
+import sys
+sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]!r}
+from exgrpo_cli.engines.hf import native
+native.FLAGS = (*native.FLAGS, *{flags!r})
+import test_native as tests
+for family in ("qwen2", "qwen3", "llama"):
+    for top_p in (1.0, 0.7):
+        tests.test_rollouts_equal_one_token_at_a_time(family, top_p)
+tests.test_a_beginning_that_prompts_share_is_read_once_and_changes_nothing()
+tests.test_sizes_that_are_no_multiples_of_a_panel(dict(hidden_size=40, num_attention_heads=6, head_dim=20), 33, 70)
+print("all read and written within bounds")
+"""
+    environment = os.environ | {"LD_PRELOAD": runtime.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False,
+        env=environment | {"EXGRPO_CACHE": str(tmp_path)},
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1:] == ["all read and written within bounds"], done.stderr[-2000:]
