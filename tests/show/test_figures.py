@@ -161,6 +161,21 @@ def test_what_another_policy_would_have_drawn_is_a_figure(run: Path, tmp_path: P
     np.testing.assert_array_equal(drawn.lines[0].get_ydata(), asked["what_if"]["sampler"]["pass_rate"])
 
 
+def test_functions_of_ones_own_are_named_within_their_panel() -> None:
+    half, name = np.full(45, 0.5), "python:replay_rules.of_mine:the_questions_of_which_least_were_solved_lately"
+    both = {who: {"entropy": half, "age": half} for who in ("chosen", "other")}
+    sampler = {"names": ["normal(0.5, 0.125)", name], "pass_rate": half, "expected_pass_rate": half}
+    metric = {"names": ["ent:min", f"{name}:min"], "by_step": both}
+    kinds = {"sampler": sampler, "metric": metric}
+    asked = {"steps": 45, "what_if": {kind: own | {"steps": np.arange(45)} for kind, own in kinds.items()}}
+    figure = replay.what_if_figure(asked)
+    assert_readable(figure, 1.8)
+    legends = [axes.get_legend() for axes in figure.axes]
+    said = [text.get_text() for text in legends[0].get_texts()]
+    assert said == ["run: normal(0.5, 0.125)", "what if: the_questions_of_whi\nch_least_were_solved_lately"]
+    assert legends[0].get_window_extent().x1 < legends[1].get_window_extent().x0
+
+
 def test_two_lone_points_are_not_joined_and_maxima_are_not_averaged() -> None:
     columns = {
         "step": np.arange(1, 61),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from exgrpo_cli.config.names import is_function
 from exgrpo_cli.show.figures import style
 from exgrpo_cli.show.figures.style import BLUE, Panel, new_figure
 from exgrpo_cli.show.queries import GROUPS, Numbers, series, span_of
@@ -182,7 +183,9 @@ def what_if_figure(told: Numbers) -> "Figure | None":
     """The run beside the other policy, a panel over the steps for each number by which they differ."""
     panels = []
     for kind, outcome in told["what_if"].items():
-        names = [f"{who}: {title}" for who, title in zip(("run", "what if"), outcome["names"], strict=True)]
+        # Of a function of the user its own name: with the module's it is wider than a panel.
+        titles = (title.split(":", 2)[-1] if is_function(title) else title for title in outcome["names"])
+        names = [f"{who}: {title}" for who, title in zip(("run", "what if"), titles, strict=True)]
         for title, paths in WHAT_IF[kind].items():
             lines = {name: series(outcome, path) for path, name in zip(paths, names, strict=True)}
             panels.append(Panel(title, lines, outcome["steps"]))

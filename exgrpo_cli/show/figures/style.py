@@ -36,6 +36,8 @@ WIDTH = 5.0
 """Inches of every figure: half of a wide screen, and all of a telephone's."""
 TITLE, HOVER, HOVER_ROW = "exgrpo-title", "exgrpo-hover", "exgrpo-hover-row"
 """Marks of texts that are no part of a panel: the figure's title, and words for a place or a row under the pointer."""
+LABEL_COLUMNS = 29
+"""Characters to a line of a label in the legend of a panel, of which two stand in a row."""
 TITLE_COLUMNS, TITLE_LINE = 58, 0.19
 """Characters to a line of a title, and inches of one."""
 MOST_AREAS = 75
@@ -170,7 +172,10 @@ def series_figure(
             if any(panel.lines):
                 columns = len(panel.lines) if len("".join(panel.lines)) < LEGEND_COLUMNS else 1
                 legend_above(axes, ncols=columns)
-                pad = LEGEND_LINE * -(-len(panel.lines) // columns)
+                for text in axes.get_legend().get_texts():
+                    text.set_text(fill(text.get_text(), LABEL_COLUMNS))
+                lines = [text.get_text().count("\n") + 1 for text in axes.get_legend().get_texts()]
+                pad = LEGEND_LINE * (sum(lines) if columns == 1 else max(lines))
                 axes.set_title(axes.get_title("left"), loc="left", pad=pad + TITLE_PAD, va="bottom")
         return figure
 
