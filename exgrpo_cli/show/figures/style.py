@@ -171,10 +171,10 @@ def series_figure(
         for axes, panel in zip(places, shown, strict=True):
             if any(panel.lines):
                 columns = len(panel.lines) if len("".join(panel.lines)) < LEGEND_COLUMNS else 1
+                for line in axes.lines:
+                    line.set_label(fill(str(line.get_label()), LABEL_COLUMNS))
                 legend_above(axes, ncols=columns)
-                for text in axes.get_legend().get_texts():
-                    text.set_text(fill(text.get_text(), LABEL_COLUMNS))
-                lines = [text.get_text().count("\n") + 1 for text in axes.get_legend().get_texts()]
+                lines = [label.count("\n") + 1 for label in axes.get_legend_handles_labels()[1]]
                 pad = LEGEND_LINE * (sum(lines) if columns == 1 else max(lines))
                 axes.set_title(axes.get_title("left"), loc="left", pad=pad + TITLE_PAD, va="bottom")
         return figure
