@@ -1,11 +1,11 @@
-"""Faster float32 matmuls on a CPU: by oneDNN where MKL leaves AVX-512 unused.
+"""Faster float32 matmuls on a CPU: by oneDNN where it is measured to be faster than MKL.
 
-torch gives float32 matmuls to MKL, which keeps to AVX2 on processors that are not Intel's. Measured on an AMD EPYC
-with AVX-512, one thread, 8,300 x 128 by 128 x 128: 90 GFLOP/s by MKL, 226 by oneDNN, which torch ships as well. On an
-Intel Xeon with AVX-512 MKL is the faster one at every shape tried: 1.0 to 2.8 times, 1.2 to 4.2 times for a weight's
-gradient (96 to 4,000 rows, 128 to 1,536 columns). oneDNN compiles a kernel per shape (about 0.5 ms and 0.6 MB each),
-and the number of rows changes at every call; so rows go to it in blocks of a few sizes, the last one padded with rows
-of zeros, whose results are dropped.
+torch gives float32 matmuls to MKL, which keeps to AVX2 on processors that are not Intel's; oneDNN, which torch ships as
+well, does not. Flags do not tell which one gains: on one EPYC with AVX-512 MKL reached 90 GFLOP/s and oneDNN 226, on
+another (Zen 4) oneDNN made a whole step 1.24 times as long, and on Intel Xeons it takes 1.0 to 2.8 times MKL's time. So
+it is measured, once a processor. oneDNN compiles a kernel per shape (about 0.5 ms and 0.6 MB each), and the number of
+rows changes at every call; so rows go to it in blocks of a few sizes, the last one padded with rows of zeros, whose
+results are dropped.
 
 `use_fast_matmuls` exchanges the class of a loaded model's linear layers: parameters, names, hooks and the state dict
 stay as they are. Holds for torch 2.9 to 2.14 and transformers 5.16 to 5.20, whose Qwen2 and Llama are made of plain
@@ -14,15 +14,21 @@ stay as they are. Holds for torch 2.9 to 2.14 and transformers 5.16 to 5.20, who
 Axes: rows = all but the last axis, flattened; ins, outs = a weight's columns and rows.
 """
 
-import platform
-from collections.abc import Iterator
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from exgrpo_cli.base.cache import cached_folder
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.files import write_text
+from exgrpo_cli.base.versions import processor
 
 BLOCK_ROWS = 1024
 """Rows of a full block: twice as many gain 5 %."""
@@ -33,23 +39,55 @@ FEWEST_OPERATIONS = 2**21
 """Multiplications of one product below which starting oneDNN costs more than it saves."""
 
 
-def _onednn_pays() -> bool:
+MEASURED = ((256, 128, 256), (512, 512, 512), (64, 576, 1536))
+"""Rows, ins and outs of the products by which the choice is made."""
+MEASURED_GRADIENT = (2048, 128, 256)
+"""The same of a weight's gradient."""
+LEAST_GAIN = 1.15
+"""Least ratio of MKL's time to oneDNN's at which oneDNN is taken: more than measurements differ by."""
+ROUNDS = 8
+
+
+@cache
+def onednn_pays() -> bool:
+    """Whether float32 products on this machine's CPU go to oneDNN: measured in 0.2 s, and kept for its processor."""
+    # What torch.compile emits for a linear layer on a CPU; torch's public modules have no way to it.
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
     try:
-        # The processor says who made it: torch does not tell, and MKL asks it, too.
-        processor = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        processor = platform.processor()
-    return (
-        torch.backends.mkldnn.is_available()
-        and torch.backends.cpu.get_cpu_capability() == "AVX512"
-        and "GenuineIntel" not in processor
-        # What torch.compile emits for a linear layer on a CPU; torch's public modules have no way to it.
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )
+        key = {"processor": processor(), "torch": torch.__version__, "measured": [*MEASURED, MEASURED_GRADIENT]}
+        folder = cached_folder(
+            name="matmuls",
+            key=key,
+            build=lambda folder: write_text(folder / "gain", f"{_gain():.3f}\n"),
+            notice=lambda text: None,
+        )
+        return float((folder / "gain").read_text(encoding="utf-8")) >= LEAST_GAIN
+    except (InputError, OSError):
+        return _gain() >= LEAST_GAIN
 
 
-ONEDNN = _onednn_pays()
-"""Whether float32 products on this machine's CPU go to oneDNN."""
+@torch.no_grad()
+def _gain() -> float:
+    """MKL's time over oneDNN's, the mean over the products measured; of each the best of some rounds, taken in turn."""
+    generator = torch.Generator().manual_seed(0)
+
+    def ratio(sizes: Sequence[tuple[int, int]], ways: Sequence[Callable[[Tensor, Tensor], object]]) -> float:
+        left, right = (torch.randn(size, generator=generator) for size in sizes)
+        times = np.array([[_seconds(way, left, right) for way in ways] for _ in range(ROUNDS)])
+        mkl, onednn = times.min(axis=0)
+        return float(np.log(mkl / onednn))
+
+    logs = [ratio([(rows, ins), (outs, ins)], [F.linear, _multiplied]) for rows, ins, outs in MEASURED]
+    rows, ins, outs = MEASURED_GRADIENT
+    logs.append(ratio([(rows, outs), (rows, ins)], [lambda left, right: left.t() @ right, _transposed]))
+    return float(np.exp(np.mean(logs)))
+
+
+def _seconds(product: Callable[[Tensor, Tensor], object], left: Tensor, right: Tensor) -> float:
+    started = time.process_time()
+    product(left, right)
+    return time.process_time() - started
 
 
 def matmul(
@@ -58,10 +96,7 @@ def matmul(
     """left @ right.T + bias, without a gradient."""
     if not _for_onednn(left, right, right.shape[0]):
         return F.linear(left, right, bias)
-    rows = left.reshape(-1, left.shape[-1])
-    blocks = [_onednn(block, right, bias) for block in _padded_blocks(rows)]
-    results = torch.cat(blocks) if len(blocks) > 1 else blocks[0]
-    return results[: len(rows)].view(*left.shape[:-1], right.shape[0])
+    return _multiplied(left.reshape(-1, left.shape[-1]), right, bias).view(*left.shape[:-1], right.shape[0])
 
 
 def wide_matmul(
@@ -78,6 +113,15 @@ def transposed_matmul(left: Float[Tensor, "rows outs"], right: Float[Tensor, "ro
     """left.T @ right, without a gradient: that of a weight, summed over rows."""
     if not _for_onednn(left, right, right.shape[1]):
         return left.t() @ right
+    return _transposed(left, right)
+
+
+def _multiplied(rows: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+    blocks = [_onednn(block, right, bias) for block in _padded_blocks(rows)]
+    return (torch.cat(blocks) if len(blocks) > 1 else blocks[0])[: len(rows)]
+
+
+def _transposed(left: Tensor, right: Tensor) -> Tensor:
     total = left.new_zeros(left.shape[1], right.shape[1])
     for one, other in zip(_padded_blocks(left), _padded_blocks(right), strict=True):
         total += _onednn(one.t(), other.t(), None)
@@ -115,7 +159,7 @@ class _Linear(torch.autograd.Function):
 
 def _for_onednn(rows: Tensor, other: Tensor, outs: int) -> bool:
     return (
-        ONEDNN
+        onednn_pays()
         and rows.dtype == other.dtype == torch.float32
         and rows.device.type == "cpu"
         and rows.numel() >= FEWEST_ROWS * rows.shape[-1]
@@ -147,7 +191,7 @@ def use_fast_matmuls(model: nn.Module) -> None:
 
     Nothing changes where products are torch's own anyhow.
     """
-    if not ONEDNN:
+    if not onednn_pays():
         return
     for module in model.modules():
         if type(module) is nn.Linear:

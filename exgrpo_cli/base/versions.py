@@ -25,6 +25,15 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
+def processor() -> str:
+    """Name and abilities of this machine's processor, as far as the system tells them."""
+    try:
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    return "\n".join(line for line in first if line.startswith(("model name", "flags", "Features")))
+
+
 def usable_cores() -> int:
     """Cores this process may run on, affinity counted in where the system knows it."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

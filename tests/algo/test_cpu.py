@@ -1,5 +1,7 @@
 """Products by oneDNN against float64, at the edges of its blocks; the same functions where oneDNN is not used."""
 
+import time
+
 import pytest
 import torch
 import transformers
@@ -23,8 +25,8 @@ ROWS = [1, FEWEST_ROWS - 1, FEWEST_ROWS, FEWEST_ROWS + 1, 2 * COARSE_ROWS, 2 * C
 
 @pytest.fixture(params=["onednn", "plain"])
 def backend(request, monkeypatch):
-    # oneDNN computes the same on any processor; AVX-512 decides only whether it pays.
-    monkeypatch.setattr(products, "ONEDNN", request.param == "onednn")
+    # oneDNN computes the same on any processor; a measurement decides only whether it pays.
+    monkeypatch.setattr(products, "onednn_pays", lambda: request.param == "onednn")
     monkeypatch.setattr(products, "FEWEST_OPERATIONS", 0)
     return request.param
 
@@ -88,22 +90,34 @@ def test_narrow_factors_have_wide_sums_on_a_gpu():
     assert wide_matmul(left.double(), right.double(), torch.float64).dtype == torch.float64
 
 
-@pytest.mark.parametrize(
-    ("capability", "maker", "pays"),
-    [("AVX512", "AuthenticAMD", True), ("AVX512", "GenuineIntel", False), ("AVX2", "AuthenticAMD", False)],
-)
-def test_onednn_pays_where_mkl_leaves_avx512_unused(monkeypatch, capability, maker, pays):
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(products.Path, "read_text", lambda path, **kwargs: f"vendor_id\t: {maker}\n")
+@pytest.mark.parametrize(("slower", "pays"), [("linear", True), ("_onednn", False)])
+def test_the_faster_library_is_measured_once_and_kept(slower, pays, monkeypatch, tmp_path):
+    """One of the two takes 5 ms more for each product; asked again, no product is made."""
+    monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path))
+    where = products.F if slower == "linear" else products
+    plain, calls = getattr(where, slower), []
 
-    assert products._onednn_pays() is (pays and torch.backends.mkldnn.is_available())
+    def waiting(*tensors):
+        calls.append(tensors)
+        until = time.process_time() + 0.005
+        while time.process_time() < until:
+            pass
+        return plain(*tensors)
+
+    monkeypatch.setattr(where, slower, waiting)
+    assert products.onednn_pays.__wrapped__() is pays and calls
+    calls.clear()
+    assert products.onednn_pays.__wrapped__() is pays and not calls
+    # A cache folder that cannot be written: measured again.
+    monkeypatch.setenv("EXGRPO_CACHE", "/proc/nowhere")
+    assert products.onednn_pays.__wrapped__() is pays and calls
 
 
 @pytest.mark.parametrize("name", ["Qwen2", "Llama"])
 @pytest.mark.parametrize("pays", [True, False])
 def test_plain_linear_layers_of_the_published_backbones_change_where_it_pays(name, pays, monkeypatch):
     """Seven matrices and the head, with names and results; a subclass of one's own keeps its way."""
-    monkeypatch.setattr(products, "ONEDNN", pays)
+    monkeypatch.setattr(products, "onednn_pays", lambda: pays)
 
     class Scaled(nn.Linear):
         def forward(self, inputs):

@@ -12,7 +12,6 @@ Axes: panels = groups of 32 outputs, ins, outs = a weight's columns and rows, ro
 
 import ctypes
 import os
-import platform
 import subprocess
 from collections.abc import Sequence
 from functools import cache
@@ -29,6 +28,7 @@ from exgrpo_cli.algo.cpu import FastLinear
 from exgrpo_cli.base.cache import cached_folder
 from exgrpo_cli.base.errors import ExgrpoError, InputError, RunError, first_line
 from exgrpo_cli.base.types import RolloutRequest, SamplingParams
+from exgrpo_cli.base.versions import processor
 from exgrpo_cli.engines.causal_lm import CausalLM
 from exgrpo_cli.engines.hf.prompts import DIVERGED, Prefilled, prefill, sample_tokens
 
@@ -69,16 +69,11 @@ def native_library() -> ctypes.CDLL | str:
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH} is 0"
     source, compiler = Path(__file__).with_name("decode.cpp"), os.environ.get("CXX") or "c++"
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
-        processor = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
-    except OSError:
-        processor = [platform.machine(), platform.processor()]
-    key = {"format": _FORMAT, "source": source.read_text(encoding="utf-8"), "for": processor, "by": [compiler, *FLAGS]}
+    made_of = [_FORMAT, source.read_text(encoding="utf-8"), processor(), compiler, *FLAGS]
     try:
         folder = cached_folder(
             name="decode",
-            key=key,
+            key={"made_of": made_of},
             build=lambda folder: _compile(compiler, source, folder / "decode.so"),
             notice=lambda text: None,
         )
