@@ -3,15 +3,13 @@
 import os
 import signal
 import sys
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from exgrpo_cli.base.output import reserve_stdout
+from exgrpo_cli.base.versions import has_gpu_device
 
 _STOPPED = 130
-_GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-"""Device files of NVIDIA, of AMD, and of either under WSL."""
 
 
 def main() -> NoReturn:
@@ -19,7 +17,7 @@ def main() -> NoReturn:
     # As Ctrl-C does it; whoever saves something on the way installs a handler of its own.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     reserve_stdout()
-    if not any(Path(device).exists() for device in _GPU_DEVICES):
+    if not has_gpu_device():
         # DeepSpeed, which transformers imports, warns of what it has to find out.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     try:

@@ -17,14 +17,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import FrameType
-from typing import Any, TypeVar
-
-import torch
-import torch.distributed as dist
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from exgrpo_cli.base.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError, RunError, first_line
 from exgrpo_cli.base.output import SIGNALS, data_stream
+
+if TYPE_CHECKING:
+    # A plan knows ranks, and needs no torch.
+    import torch
+    import torch.distributed as dist
 
 T = TypeVar("T")
 
@@ -61,7 +62,7 @@ class Ranks:
     """Whether a launcher has started this process."""
     _timeout: timedelta = RANK_TIMEOUT
     _store: Any = None
-    _objects: dist.ProcessGroup | None = None
+    _objects: "dist.ProcessGroup | None" = None
 
     @classmethod
     def of_environment(cls) -> "Ranks":
@@ -76,6 +77,8 @@ class Ranks:
             local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
         )
         if world_size > 1:
+            import torch.distributed as dist
+
             with _naming_the_cause("meet the other ranks"):
                 ranks._store, _, _ = next(iter(dist.rendezvous("env://", timeout=JOIN_TIMEOUT)))
         return ranks
@@ -85,11 +88,13 @@ class Ranks:
         """Whether this is rank 0, which alone writes the run folder and speaks to the user."""
         return self.rank == 0
 
-    def connect(self, device: torch.device, timeout: timedelta = RANK_TIMEOUT) -> None:
+    def connect(self, device: "torch.device", timeout: timedelta = RANK_TIMEOUT) -> None:
         """Open the channels between the ranks: gloo for objects, and NCCL besides for tensors on GPUs.
 
         A rank that lets the others wait longer than `timeout` hangs, which ends the run.
         """
+        import torch.distributed as dist
+
         if self.world_size == 1 or dist.is_initialized():
             return
         assert self._store is not None
@@ -123,6 +128,8 @@ class Ranks:
         """`value` of every rank, in the order of ranks, on every rank."""
         if self.world_size == 1:
             return [value]
+        import torch.distributed as dist
+
         self.barrier()
         values: list[Any] = [None] * self.world_size
         with _naming_the_cause("exchange results"):
@@ -133,6 +140,8 @@ class Ranks:
         """Let rank 0 do `work` and hand its result, or the error a user can act on, to all ranks."""
         if self.world_size == 1:
             return work()
+        import torch.distributed as dist
+
         box: list[Any] = [(None, None)]
         if self.is_main:
             try:
@@ -146,10 +155,12 @@ class Ranks:
             raise refusal
         return result
 
-    def sum(self, tensors: Sequence[Tensor]) -> None:
+    def sum(self, tensors: "Sequence[torch.Tensor]") -> None:
         """Replace every tensor by its sum over the ranks, the same bits on all of them."""
         if self.world_size == 1:
             return
+        import torch.distributed as dist
+
         with _naming_the_cause("sum gradients"):
             for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
                 work.wait()
@@ -157,6 +168,8 @@ class Ranks:
     def barrier(self) -> None:
         """Wait until every rank is here; raises RunError naming one that does not come."""
         if self.world_size > 1:
+            import torch.distributed as dist
+
             with _naming_the_cause("wait for the other ranks"):
                 dist.monitored_barrier(group=self._objects, timeout=self._timeout)
 
@@ -179,6 +192,8 @@ class Ranks:
         if self._store is None:
             yield
             return
+        import torch.distributed as dist
+
         leaving = threading.Event()
         watch = threading.Thread(target=_watch, args=(self._store.clone(), os.getppid(), leaving), daemon=True)
         watch.start()
@@ -239,7 +254,7 @@ def _exit_code(error: BaseException) -> int:
     return code if isinstance(code, int) else EXIT_STOPPED
 
 
-def _watch(store: dist.Store, launcher: int, leaving: threading.Event) -> None:
+def _watch(store: "dist.Store", launcher: int, leaving: threading.Event) -> None:
     """End this process with the others, unless it is `leaving` by itself.
 
     GRACE_SECONDS after another rank has ended with an error it ends at once; when the process that started it is gone
@@ -279,6 +294,8 @@ def run_ranks(arguments: Sequence[str], num_ranks: int, hosts: Hosts | None = No
 
     Raises RunError where a rank was killed.
     """
+    import torch.distributed as dist
+
     hosts = hosts or Hosts()
     # The ranks' store outlives each of them. They are told as torchrun tells its own that it is there.
     store = dist.TCPStore(hosts.address, hosts.port, is_master=True, wait_for_workers=False) if hosts.own == 0 else None

@@ -41,6 +41,12 @@ def preset_settings(kind: PresetKind, name: str) -> dict[str, Any]:
     return {section: values for section, values in load_preset(kind, name).items() if section not in NO_SETTINGS}
 
 
+def about_backbone(source: str) -> dict[str, Any]:
+    """The `[about]` of the backbone preset with this `backbone.source`; empty where there is none."""
+    presets = (load_preset("backbones", name) for name in preset_names("backbones"))
+    return next((preset["about"] for preset in presets if preset["backbone"]["source"] == source), {})
+
+
 def find_preset(name: str) -> PresetKind:
     """The kind of the preset called `name`.
 

@@ -110,10 +110,13 @@ SLOW = frozenset({"torch", "transformers", "vllm", "deepspeed", "pyarrow", "matp
 def loading_note(say: Callable[[str], None]) -> Iterator[None]:
     """While this lasts, a line is passed to `say` before the first slow package is imported."""
 
+    said = False
+
     def find_spec(name: str, *where: Any) -> None:
         """Finds nothing: the finders after this one do the work."""
-        if name in SLOW and watching in sys.meta_path:
-            sys.meta_path.remove(watching)
+        nonlocal said
+        if name in SLOW and not said:
+            said = True
             say("exgrpo: loading libraries")
 
     watching: Any = SimpleNamespace(find_spec=find_spec)
@@ -121,8 +124,7 @@ def loading_note(say: Callable[[str], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        if watching in sys.meta_path:
-            sys.meta_path.remove(watching)
+        sys.meta_path.remove(watching)
 
 
 def tell_warnings(tell: Callable[[str, bool], None], *, others: bool) -> None:

@@ -12,7 +12,6 @@ from statistics import NormalDist
 
 import numpy as np
 from jaxtyping import Float64, Int
-from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
 POWER = 0.8
@@ -102,7 +101,7 @@ def bootstrap_interval(
     questions = _num_questions(values)
     if questions == 1:
         return float(values[0]), float(values[0])
-    t = float(stdtrit(questions - 1, (1 + CONFIDENCE) / 2))
+    t = t_quantile(questions - 1)
     tail = NormalDist().cdf(-math.sqrt(questions / (questions - 1)) * t)
     low, high = np.quantile(_bootstrap_means(values, rng, resamples), [tail, 1 - tail])
     return float(low), float(high)
@@ -236,8 +235,16 @@ def t_interval(values: Sequence[float], *, bounds: tuple[float, float] = (-math.
     mean = float(np.mean(values))
     if len(values) < 2:
         return Interval(mean=mean, low=mean, high=mean)
-    half = float(stdtrit(len(values) - 1, 0.5 + CONFIDENCE / 2) * np.std(values, ddof=1) / math.sqrt(len(values)))
+    half = float(t_quantile(len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
     return Interval(mean=mean, low=max(bounds[0], mean - half), high=min(bounds[1], mean + half))
+
+
+def t_quantile(freedom: int) -> float:
+    """Half the width of a 95 % interval, in standard errors, by Student's distribution."""
+    # Imported here: scipy takes as long as all else that a plan needs.
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
 def _sign_flip_p_value(

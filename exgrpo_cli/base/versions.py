@@ -39,6 +39,11 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def has_gpu_device() -> bool:
+    """Whether there is a device file of NVIDIA's, AMD's or Tegra's driver, or of WSL: without one there is no GPU."""
+    return any(Path("/dev", name).exists() for name in ("nvidiactl", "kfd", "nvmap", "dxg"))
+
+
 def install_command(extra: str) -> str:
     """Command that installs an extra; in the checkout that this program is run from, with the versions pinned there."""
     checkout = Path(__file__).parents[2]

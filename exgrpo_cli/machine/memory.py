@@ -8,18 +8,18 @@ leaves less.
 
 import math
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from exgrpo_cli.algo.batching import MOST_REPEATED
-from exgrpo_cli.algo.logprobs import GPU_TILE_ELEMENTS, TILE_ELEMENTS
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.names import is_gguf
 from exgrpo_cli.config.sections.run import BackboneSettings, TinySettings
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.models.folders import gguf_config, reading_model, require_model_folder
-from exgrpo_cli.presets import load_preset, preset_names
+from exgrpo_cli.presets import about_backbone, load_preset
 
 CONTEXT_BYTES = 2 * 2**30
 """CUDA context, communication buffers and what the allocator cannot hand out again."""
@@ -29,6 +29,8 @@ ENGINE_STEP_TOKENS = 8192
 """Tokens of one step of a vLLM engine, which it makes room for at its start."""
 SAMPLING_TENSORS = 4
 """Float32 tensors of rows x vocabulary alive while tokens are drawn."""
+TILE_ELEMENTS, GPU_TILE_ELEMENTS = 2**24, 2**26
+"""Logits of a tile, those of `algo.logprobs`, which imports torch: a plan needs none."""
 TILE_TENSORS = 3
 """Float32 tensors of one logits tile alive at the peak, which is in the forward pass."""
 GATHERED = 10**9
@@ -40,6 +42,8 @@ CHECKPOINT_BYTES = 12
 
 MOST_LAYERS = 10_000
 """A model of more is a mistake in its config.json, and would take hours to be counted."""
+TINY_VOCABULARY = 264
+"""Tokens of the tiny backbone: bytes and markup."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,11 +67,54 @@ def backbone_shape(backbone: BackboneSettings, tiny: TinySettings) -> Shape | No
 
     Raises InputError when a local folder's config.json cannot be read.
     """
+    if backbone.source == "tiny":
+        return counted_shape(
+            model_type="qwen2",
+            vocab_size=TINY_VOCABULARY,
+            hidden_size=tiny.hidden_size,
+            intermediate_size=tiny.ffn_size,
+            num_hidden_layers=tiny.num_layers,
+            num_attention_heads=tiny.num_heads,
+            num_key_value_heads=tiny.num_kv_heads,
+            tie_word_embeddings=True,
+        )
+    if about := about_backbone(backbone.source):
+        return counted_shape(**about["shape"])
     config = architecture(backbone, tiny)
     if config is None:
         return None
     with reading_model(f"backbone.source {backbone.source!r}", "usable config.json"):
         return shape_of(config)
+
+
+def counted_shape(
+    *,
+    model_type: Literal["llama", "qwen2"],
+    vocab_size: int,
+    hidden_size: int,
+    intermediate_size: int,
+    num_hidden_layers: int,
+    num_attention_heads: int,
+    num_key_value_heads: int,
+    tie_word_embeddings: bool,
+) -> Shape:
+    """Sizes from the fields of a config, counted without transformers, whose import takes seconds.
+
+    A layer has q, k, v (in Qwen2 with biases), o, gate, up, down and two norms.
+    """
+    kv_size = hidden_size // num_attention_heads * num_key_value_heads
+    biases = hidden_size + 2 * kv_size if model_type == "qwen2" else 0
+    layer = hidden_size * (2 * hidden_size + 2 * kv_size + 3 * intermediate_size + 2) + biases
+    embeddings = (1 if tie_word_embeddings else 2) * vocab_size * hidden_size
+    return Shape(
+        num_parameters=embeddings + num_hidden_layers * layer + hidden_size,
+        num_layers=num_hidden_layers,
+        hidden_size=hidden_size,
+        ffn_size=intermediate_size,
+        query_size=hidden_size,
+        kv_size=kv_size,
+        vocab_size=vocab_size,
+    )
 
 
 def shape_of(config: Any) -> Shape:
@@ -93,10 +140,13 @@ def shape_of(config: Any) -> Shape:
 
 def preset_config(name: str) -> Any:
     """The transformers config of a published preset, from the fields in its `[about.shape]`."""
+    return _config_of(load_preset("backbones", name)["about"]["shape"])
+
+
+def _config_of(shape: Mapping[str, Any]) -> Any:
     from transformers import AutoConfig
 
-    fields = dict(load_preset("backbones", name)["about"]["shape"])
-    return AutoConfig.for_model(fields.pop("model_type"), **fields)
+    return AutoConfig.for_model(**shape)
 
 
 def architecture(backbone: BackboneSettings, tiny: TinySettings) -> Any:
@@ -108,9 +158,8 @@ def architecture(backbone: BackboneSettings, tiny: TinySettings) -> Any:
         from exgrpo_cli.models.tiny import MAX_TOKENS, make_config, make_tokenizer
 
         return make_config(tiny, make_tokenizer(max_tokens=MAX_TOKENS))
-    for name in preset_names("backbones"):
-        if load_preset("backbones", name)["backbone"]["source"] == backbone.source:
-            return preset_config(name)
+    if about := about_backbone(backbone.source):
+        return _config_of(about["shape"])
     folder = Path(backbone.source).expanduser()
     if is_gguf(backbone.source):
         return gguf_config(folder)

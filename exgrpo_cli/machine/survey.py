@@ -5,7 +5,7 @@ import resource
 from dataclasses import dataclass
 from pathlib import Path
 
-from exgrpo_cli.base.versions import usable_cores
+from exgrpo_cli.base.versions import has_gpu_device, usable_cores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +28,7 @@ class Machine:
 
 
 def survey_machine(*, look_for_gpus: bool = True) -> Machine:
-    """Look at the machine this process runs on; imports torch for the GPUs."""
+    """Look at the machine this process runs on."""
     return Machine(cores=usable_cores(), memory_bytes=usable_memory(), gpus=visible_gpus() if look_for_gpus else ())
 
 
@@ -40,7 +40,9 @@ def usable_memory(cgroup_limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int
 
 
 def visible_gpus() -> tuple[Gpu, ...]:
-    """GPUs that torch can use, in its order."""
+    """GPUs that torch can use, in its order; it is imported where there may be one."""
+    if not has_gpu_device():
+        return ()
     import torch
 
     if not torch.cuda.is_available():

@@ -23,6 +23,10 @@ def reading_model(place: object, what: str) -> Iterator[None]:
 
     transformers, tokenizers and safetensors meet foreign bytes with errors of every kind, a plain Exception among them.
     """
+    from transformers.utils import logging
+
+    # The toolkit shows one progress of its own; transformers' bars would tear the live view.
+    logging.disable_progress_bar()
     try:
         yield
     except (ExgrpoError, MemoryError):

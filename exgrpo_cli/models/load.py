@@ -1,30 +1,24 @@
 """From backbone settings to a loaded model and tokenizer: the built-in tiny one, a local folder, or a hub id."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
-
-import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.utils import logging as transformers_logging
+from typing import TYPE_CHECKING, Any, Literal
 
 from exgrpo_cli.base.errors import InputError, first_line
 from exgrpo_cli.config.names import is_gguf
 from exgrpo_cli.config.sections.run import BackboneSettings, TinySettings
 from exgrpo_cli.models.folders import converted, reading_model, require_model_folder, require_safetensors
-from exgrpo_cli.models.tiny import Progress, build_tiny
-from exgrpo_cli.presets import load_preset, preset_names
+from exgrpo_cli.presets import about_backbone
 from exgrpo_cli.questions.prompts import require_bounded
 
-# The toolkit shows one progress of its own; transformers' bars would tear the live view.
-transformers_logging.disable_progress_bar()
+if TYPE_CHECKING:
+    # A plan asks for a precision, and needs neither.
+    import torch
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+Progress = Callable[[int, int, str], None]
+"""Called with (done, total, what is being done)."""
 
 OTHER_FORMATS = ("*.bin", "*.pth", "*.gguf", "*.msgpack", "*.h5", "original/*")
 """Copies of the weights that are not read: safetensors alone is."""
@@ -36,8 +30,8 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 class Backbone:
     """A causal language model with the tokenizer that belongs to it."""
 
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    model: "PreTrainedModel"
+    tokenizer: "PreTrainedTokenizerBase"
     eos_ids: tuple[int, ...]
     """Token ids that end a response; a trailing one is left out of decoded text."""
 
@@ -46,7 +40,7 @@ class Backbone:
         return decode_response(self.tokenizer, self.eos_ids, token_ids)
 
 
-def decode_response(tokenizer: PreTrainedTokenizerBase, eos_ids: tuple[int, ...], token_ids: Any) -> str:
+def decode_response(tokenizer: "PreTrainedTokenizerBase", eos_ids: tuple[int, ...], token_ids: Any) -> str:
     """Text of response `token_ids` without a trailing EOS; special tokens inside are kept, so nothing is hidden."""
     ids = list(token_ids)
     if ids and ids[-1] in eos_ids:
@@ -64,6 +58,8 @@ def locate(
     Raises InputError when the folder has no model or the hub does not have (or may not be asked for) it.
     """
     if settings.source == "tiny":
+        from exgrpo_cli.models.tiny import build_tiny
+
         return build_tiny(settings=tiny, progress=progress)
     if is_gguf(settings.source):
         report = progress or (lambda done, total, what: None)
@@ -88,7 +84,7 @@ def _download(settings: BackboneSettings, weights: bool) -> Path:
         ignored = [*OTHER_FORMATS, *([] if weights else ["*.safetensors"])]
         return Path(snapshot_download(settings.source, revision=settings.revision, ignore_patterns=ignored))
     except LocalEntryNotFoundError as error:
-        elsewhere = f"; {about['elsewhere']}" if "elsewhere" in (about := _about(settings.source)) else ""
+        elsewhere = f"; {about['elsewhere']}" if "elsewhere" in (about := about_backbone(settings.source)) else ""
         raise InputError(
             f"backbone {settings.source!r} is not in the local cache and the hub cannot be reached: "
             f"go online, unset HF_HUB_OFFLINE, or pass a local folder as --backbone (of evaluate: --model){elsewhere}."
@@ -102,21 +98,17 @@ def _download(settings: BackboneSettings, weights: bool) -> Path:
         ) from error
 
 
-def _about(source: str) -> dict[str, Any]:
-    """Facts of a hub id's preset about its model besides settings; empty where no preset has that id."""
-    presets = (load_preset("backbones", name) for name in preset_names("backbones"))
-    return next((preset["about"] for preset in presets if preset["backbone"]["source"] == source), {})
-
-
 def load_tokenizer(
     settings: BackboneSettings, tiny: TinySettings, progress: Progress | None = None
-) -> PreTrainedTokenizerBase:
+) -> "PreTrainedTokenizerBase":
     """The backbone's tokenizer alone."""
     return read_tokenizer(locate(settings, tiny, progress, weights=False))
 
 
-def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+def read_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     """The tokenizer of a local folder. Raises InputError where transformers cannot load one."""
+    from transformers import AutoTokenizer
+
     missing = f"{folder} has no tokenizer files (tokenizer.json): copy those of the model it was made from."
     try:
         with reading_model(folder, "tokenizer that transformers can load"):
@@ -146,26 +138,35 @@ def pin_dtype(settings: BackboneSettings, tiny: TinySettings, *, on_gpu: bool) -
 def dtype_note(settings: BackboneSettings, tiny: TinySettings) -> str:
     """Note of what "auto" comes to on a GPU, and why. Raises InputError where `pin_dtype` does."""
     saved = _saved_dtype(settings, tiny)
-    said = "a precision that its config.json does not name" if saved is None else str(saved).removeprefix("torch.")
+    said = "a precision that its config.json does not name" if saved is None else saved
     return f"backbone.dtype = {_trained_dtype(saved)}: {settings.name} was saved in {said}"
 
 
-def _saved_dtype(settings: BackboneSettings, tiny: TinySettings) -> torch.dtype | None:
+def _saved_dtype(settings: BackboneSettings, tiny: TinySettings) -> str | None:
     """The precision that config.json, or the preset, says a backbone was saved in."""
-    if "dtype" in (about := _about(settings.source)):
-        return getattr(torch, about["dtype"])
+    if "dtype" in (about := about_backbone(settings.source)):
+        return str(about["dtype"])
     folder = locate(settings, tiny, weights=False)
+    from transformers import AutoConfig
+
     with reading_model(folder, "usable config.json"):
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False).dtype
+        return _dtype_name(AutoConfig.from_pretrained(folder, trust_remote_code=False).dtype)
 
 
-def _trained_dtype(saved: torch.dtype | None) -> Literal["float32", "bfloat16"]:
+def _dtype_name(saved: "torch.dtype | None") -> str | None:
+    return None if saved is None else str(saved).removeprefix("torch.")
+
+
+def _trained_dtype(saved: str | None) -> Literal["float32", "bfloat16"]:
     """Half precision, whose range gradients leave, is trained as bfloat16; what is not known, as float32."""
-    return "bfloat16" if saved in (torch.bfloat16, torch.float16) else "float32"
+    return "bfloat16" if saved in ("bfloat16", "float16") else "float32"
 
 
-def load_folder(folder: Path, device: torch.device, settings: BackboneSettings | None = None) -> Backbone:
+def load_folder(folder: Path, device: "torch.device", settings: BackboneSettings | None = None) -> Backbone:
     """Load a local Hugging Face folder, `settings` overriding precision, rope base and window where given."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     settings = settings or BackboneSettings()
     tokenizer = read_tokenizer(folder)
     with reading_model(folder, "model that transformers can load"):
@@ -179,7 +180,7 @@ def load_folder(folder: Path, device: torch.device, settings: BackboneSettings |
             config.max_position_embeddings = settings.max_position_embeddings
         dtype = settings.dtype
         if dtype == "auto":
-            dtype = _trained_dtype(config.dtype) if device.type == "cuda" else "float32"
+            dtype = _trained_dtype(_dtype_name(config.dtype)) if device.type == "cuda" else "float32"
         model = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -192,8 +193,10 @@ def load_folder(folder: Path, device: torch.device, settings: BackboneSettings |
     return Backbone(model=model.eval(), tokenizer=tokenizer, eos_ids=_ends(model.generation_config, tokenizer, folder))
 
 
-def declared_ends(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def declared_ends(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
     """Every token id that ends a response, of a local folder's model that is not loaded."""
+    from transformers import AutoConfig, GenerationConfig
+
     with reading_model(folder, "usable generation_config.json or config.json"):
         try:
             config = GenerationConfig.from_pretrained(folder)
@@ -202,7 +205,7 @@ def declared_ends(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int
     return _ends(config, tokenizer, folder)
 
 
-def _ends(config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase, folder: Path) -> tuple[int, ...]:
+def _ends(config: "GenerationConfig | None", tokenizer: "PreTrainedTokenizerBase", folder: Path) -> tuple[int, ...]:
     """Those of the generation config and of the tokenizer, ascending."""
     declared = config.eos_token_id if config is not None else None
     named = [*(declared if isinstance(declared, list) else [declared]), tokenizer.eos_token_id]

@@ -22,6 +22,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from exgrpo_cli.base.cache import cached_folder
 from exgrpo_cli.config.sections.run import TinySettings
 from exgrpo_cli.models.export import sampling_defaults
+from exgrpo_cli.models.load import Progress
 from exgrpo_cli.questions.made import countdown, sums
 from exgrpo_cli.questions.made.pools import Pool
 from exgrpo_cli.questions.made.sums import THINK_END, TraceMix, write_trace
@@ -45,9 +46,6 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|assistant|><think>\n' -}}{%- endif -%}"
 )
-
-Progress = Callable[[int, int, str], None]
-"""Called with (done, total, what is being done)."""
 
 Row = tuple[list[int], list[int]]
 """Token ids of a prompt and of a response."""

@@ -25,7 +25,6 @@ from exgrpo_cli.config.names import check_functions, named_functions, origin
 from exgrpo_cli.config.sections import require_known
 from exgrpo_cli.config.sections.run import BUDGET_STEPS
 from exgrpo_cli.config.settings import RESUMABLE, Author, Config, Layer, to_toml
-from exgrpo_cli.questions.prompts import TEMPLATES
 from exgrpo_cli.runs.folder import REPORT_FILE, complete_steps
 from exgrpo_cli.runs.result import has_ended
 
@@ -131,14 +130,16 @@ def check_start(start: RunStart) -> tuple[str, ...]:
 
     Raises InputError for what the run itself would refuse.
     """
+    from exgrpo_cli.questions.prompts import TEMPLATES
     from exgrpo_cli.runs.folder import RunFolder
-    from exgrpo_cli.training.checkpoint import find_resume_point
     from exgrpo_cli.training.questions import check_questions, stored_questions
 
     config = start.config
     check_functions(config)
     require_known("data.template", config.data.template, ("auto", *TEMPLATES))
     if start.resume:
+        from exgrpo_cli.training.checkpoint import find_resume_point
+
         folder = RunFolder.existing(start.folder)
         folder.require_own_folders()
         notes = find_resume_point(folder, config).notes

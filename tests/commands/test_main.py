@@ -13,6 +13,7 @@ import typer
 from safetensors.numpy import save_file
 
 from exgrpo_cli.base.errors import InputError, Interrupted, RunError, ToolkitWarning
+from exgrpo_cli.base.versions import has_gpu_device
 from exgrpo_cli.commands import app, run
 from exgrpo_cli.ledger.reader import LedgerWarning
 
@@ -35,6 +36,19 @@ def test_help_imports_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-1] == f"[] {[0] * (1 + len(COMMANDS))}"
     assert "Usage: exgrpo train" in done.stdout
+
+
+@pytest.mark.parametrize("options", [[], ["--backbone", "qwen-math-1.5b", "--data", "arithmetic", "--heldout", "none"]])
+def test_a_plan_imports_nothing_heavy(options, tmp_path):
+    """A model is loaded after the plan, in seconds; torch is asked only where there may be a GPU."""
+    heavy = sorted(set(HEAVY) - {"numpy", "pyarrow", "torch" if has_gpu_device() else ""})
+    code = (
+        f"import sys; from exgrpo_cli.commands import run; code = run(['train', '--dry-run', *{options!r}]); "
+        f"print([name for name in {heavy!r} if name in sys.modules], code, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stderr.splitlines()[-1] == "[] 0"
+    assert "# one step" in done.stdout
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

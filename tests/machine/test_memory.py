@@ -7,14 +7,17 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from exgrpo_cli.algo import logprobs
 from exgrpo_cli.base.types import TokenSequence
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.sections.run import BackboneSettings, TinySettings
 from exgrpo_cli.engines.causal_lm import split_causal_lm
 from exgrpo_cli.engines.policy.packing import pack, response_hidden
+from exgrpo_cli.machine import memory
 from exgrpo_cli.machine.memory import (
     CONTEXT_BYTES,
     Shape,
+    architecture,
     backbone_shape,
     fewest_gpus,
     layer_bytes,
@@ -30,35 +33,31 @@ GIGA = 10**9
 SMALL = Shape(num_parameters=1000, num_layers=2, hidden_size=8, ffn_size=16, query_size=8, kv_size=4, vocab_size=32)
 
 
-def parameters_by_hand(shape: dict) -> int:
-    """Embedding (and head, unless tied), and per layer: q, k, v, o, gate, up, down, two norms; one final norm."""
-    hidden, ffn, layers = shape["hidden_size"], shape["intermediate_size"], shape["num_hidden_layers"]
-    kv = hidden // shape["num_attention_heads"] * shape["num_key_value_heads"]
-    biases = hidden + 2 * kv if shape["model_type"] == "qwen2" else 0
-    layer = 2 * hidden * hidden + 2 * hidden * kv + biases + 3 * hidden * ffn + 2 * hidden
-    embedding = shape["vocab_size"] * hidden
-    return embedding * (1 if shape["tie_word_embeddings"] else 2) + layers * layer + hidden
-
-
 # As the model cards give them: 1.54, 7.62, 8.03, 0.135 and 0.49 billion.
 SIZES = {"qwen-math-1.5b": 1_543_714_304, "qwen-math-7b": 7_615_616_512, "llama-8b": 8_030_261_248}
 SIZES |= {"smollm2-135m": 134_515_008, "qwen2.5-0.5b-instruct": 494_032_768}
 
 
+def test_a_plan_counts_the_tiles_of_the_log_probs():
+    assert (memory.TILE_ELEMENTS, memory.GPU_TILE_ELEMENTS) == (logprobs.TILE_ELEMENTS, logprobs.GPU_TILE_ELEMENTS)
+
+
 @pytest.mark.parametrize("name", SHAPED)
 def test_every_shape_has_the_parameters_of_its_architecture(name):
-    by_hand = parameters_by_hand(load_preset("backbones", name)["about"]["shape"])
-    assert shape_of(preset_config(name)).num_parameters == by_hand == SIZES.get(name, by_hand)
+    source = load_preset("backbones", name)["backbone"]["source"]
+    counted = backbone_shape(BackboneSettings(name=name, source=source), TinySettings())
+    assert counted == shape_of(preset_config(name))
+    assert counted.num_parameters == SIZES.get(name, counted.num_parameters)
 
 
 def test_the_tiny_shape_a_folder_and_an_uncached_hub_id(tmp_path):
     config = build_config()
     tiny = backbone_shape(config.backbone, config.tiny)
     assert (tiny.hidden_size, tiny.num_layers, tiny.query_size, tiny.kv_size) == (128, 3, 128, 64)
-    shape = load_preset("backbones", "qwen-math-1.5b")["about"]["shape"]
+    assert tiny == shape_of(architecture(config.backbone, config.tiny))
     preset_config("qwen-math-1.5b").save_pretrained(tmp_path)
     folder = BackboneSettings(name="mine", source=str(tmp_path))
-    assert backbone_shape(folder, TinySettings()).num_parameters == parameters_by_hand(shape)
+    assert backbone_shape(folder, TinySettings()).num_parameters == SIZES["qwen-math-1.5b"]
     assert backbone_shape(BackboneSettings(name="none", source="no-one/no-model"), TinySettings()) is None
 
 

@@ -1,6 +1,7 @@
 """Questions that the program makes itself, and the traces from which the tiny backbone learns their tasks."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from exgrpo_cli.config.names import GYM, section_of_made
@@ -23,5 +24,10 @@ def make_split(source: str, settings: Any) -> Split:
 
     Raises InputError where there are fewer questions than asked for, and for a task of reasoning-gym that is refused.
     """
-    section = getattr(settings, section_of_made(source))
+    return _made(source, getattr(settings, section_of_made(source)))
+
+
+@lru_cache(maxsize=1)
+def _made(source: str, section: Any) -> Split:
+    """Those of one section: a run takes them once to train on and once to hold out."""
     return make_gym(source, section) if source.startswith(GYM) else _MAKERS[source](section)
