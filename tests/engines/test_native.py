@@ -202,9 +202,7 @@ def test_a_library_that_computes_something_else_is_found_out(tmp_path, monkeypat
     (tmp_path / "decode.cpp").write_text(wrong, encoding="utf-8")
     native_generator(build_model(dtype=torch.float32))
     native._compile("c++", tmp_path / "decode.cpp", tmp_path / "decode.so")
-    library = ctypes.CDLL(str(tmp_path / "decode.so"))
-    library.scratch_floats.restype = ctypes.c_int64
-    monkeypatch.setattr(native, "native_library", lambda: library)
+    monkeypatch.setattr(native, "native_library", lambda: ctypes.CDLL(str(tmp_path / "decode.so")))
     with pytest.warns(ToolkitWarning, match="its logits differ from transformers' by"):
         HFGenerator(build_model(dtype=torch.float32), eos_ids=EOS)
 

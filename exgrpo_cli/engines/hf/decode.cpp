@@ -43,10 +43,10 @@ struct Model {
   const Layer* layer;
   const float *embedding, *norm, *head, *cosines, *sines;  // the last two: [position][width / 2]
 };
-struct Row {  // pages of the prompts' common beginning, of the rest of the row's prompt, of its own tokens; their lengths
-  float *const *prefix, *const *prompt;
+struct Row {  // pages of the prompts' common beginning and of the rest of the row's prompt, in order; lists of its own
+  float *prefix, *prompt;
   int64_t prefix_tokens, prompt_tokens;
-  float *const *own;
+  float* const* own;
   int64_t own_tokens;
 };
 }
@@ -165,17 +165,19 @@ struct Unit {
   template <class Visit>
   void each_block(const Row* rows, Visit visit) const {
     float* at = scores.data();
-    auto segment = [&](float* const* pages, int64_t tokens, int64_t query, int64_t many) {
+    auto segment = [&](auto page, int64_t tokens, int64_t query, int64_t many) {
       for (int64_t done = 0; done < tokens; done += PANEL, at += many * PANEL)
-        visit(pages[done / PANEL] + (layer * model.kv_heads + kv) * block, std::min<int64_t>(PANEL, tokens - done), query,
+        visit(page(done / PANEL) + (layer * model.kv_heads + kv) * block, std::min<int64_t>(PANEL, tokens - done), query,
               many, at);
     };
+    const int64_t page_size = model.layers * model.kv_heads * block;
+    auto in_order = [page_size](float* pages) { return [=](int64_t number) { return pages + number * page_size; }; };
     const Row& any = rows[order[first]];
-    segment(any.prefix, any.prefix_tokens, 0, count * shared);
-    segment(any.prompt, any.prompt_tokens, 0, count * shared);
+    segment(in_order(any.prefix), any.prefix_tokens, 0, count * shared);
+    segment(in_order(any.prompt), any.prompt_tokens, 0, count * shared);
     for (int64_t i = 0; i < count; ++i) {
       const Row& row = rows[order[first + i]];
-      segment(row.own, row.own_tokens + 1, i * shared, shared);
+      segment([&](int64_t number) { return row.own[number]; }, row.own_tokens + 1, i * shared, shared);
     }
   }
 
@@ -296,14 +298,6 @@ static void draw(float* logits, int64_t vocab, float temperature, float uniform,
   if (entropy) *entropy = static_cast<float>(log_whole - weighted / whole);
 }
 
-// Floats of scratch memory that `decode_step` wants for `count` rows.
-extern "C" int64_t scratch_floats(const Model* model, int64_t count) {
-  const int64_t some = std::min(count, std::max(LEAST_ROWS, LOGITS / padded(model->vocab)));
-  return count * (2 * padded(model->hidden) + padded((model->heads + 2 * model->kv_heads) * model->width) +
-                  padded(model->heads * model->width) + padded(model->ffn)) +
-         some * padded(model->vocab);
-}
-
 // Lay a weight's rows into panels: row o as column at + o % lanes of panel o / lanes, counted from `start` on.
 extern "C" void pack(const float* weight, int64_t outs, int64_t ins, int64_t start, int64_t lanes, int64_t at,
                      int64_t threads, float* packed) {
@@ -321,14 +315,16 @@ extern "C" void pack(const float* weight, int64_t outs, int64_t ins, int64_t sta
 // Extend each row by `tokens`, and draw what follows: `drawn`, `logprobs`, and `entropies` unless null. With `logits`,
 // [count][vocab], these are written and nothing is drawn.
 extern "C" void decode_step(const Model* model, int64_t count, Row* rows, const int64_t* tokens, const float* uniforms,
-                            float temperature, int64_t* drawn, float* logprobs, float* entropies, float* logits,
-                            float* scratch) {
+                            float temperature, int64_t* drawn, float* logprobs, float* entropies, float* logits) {
   const Model& m = *model;
   const int threads = static_cast<int>(m.threads);
   const int64_t hidden = padded(m.hidden), shared = m.heads / m.kv_heads, states = (m.heads + 2 * m.kv_heads) * m.width;
   const int64_t qkv_size = padded(states), mixed_size = padded(m.heads * m.width), ffn_size = padded(m.ffn);
   const int64_t block = (m.width + padded(m.width)) * PANEL, vocab = padded(m.vocab);
-  float *x = scratch, *normed = x + count * hidden, *qkv = normed + count * hidden, *mixed = qkv + count * qkv_size;
+  const int64_t some = std::max(LEAST_ROWS, LOGITS / vocab);
+  static std::vector<float> memory;
+  memory.resize(count * (2 * hidden + qkv_size + mixed_size + ffn_size) + std::min(some, count) * vocab);
+  float *x = memory.data(), *normed = x + count * hidden, *qkv = normed + count * hidden, *mixed = qkv + count * qkv_size;
   float *gated = mixed + count * mixed_size, *scaled = gated + count * ffn_size;
 
   std::vector<int64_t> order(count), units;
@@ -363,7 +359,6 @@ extern "C" void decode_step(const Model* model, int64_t count, Row* rows, const 
     product(gated, count, ffn_size, layer.down, m.ffn, m.hidden, nullptr, x, hidden, ADD, threads);
   }
   norm_all(m.norm);
-  const int64_t some = std::max(LEAST_ROWS, LOGITS / vocab);
   for (int64_t first = 0; first < count; first += some) {
     const int64_t many = std::min(some, count - first);
     product(normed + first * hidden, many, hidden, m.head, m.hidden, m.vocab, nullptr, scaled, vocab, SET, threads);

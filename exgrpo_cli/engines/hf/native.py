@@ -80,7 +80,6 @@ def native_library() -> ctypes.CDLL | str:
         library = ctypes.CDLL(str(folder / "decode.so"))
     except (ExgrpoError, OSError) as error:
         return first_line(error).rstrip(".")
-    library.scratch_floats.restype = ctypes.c_int64
     return library
 
 
@@ -220,13 +219,12 @@ class NativeDecoder:
         self._free: list[int] = []
         self._chunks: list[Tensor] = []
         self._rows = np.zeros((max_rows, 6), dtype=np.int64)
-        """Each row as `Row` of decode.cpp: where its lists of pages lie, and what they hold."""
+        """Each row as `Row` of decode.cpp: where its pages lie, and what they hold."""
         self._rows[:, 4] = self._pages.ctypes.data + np.arange(max_rows) * self._pages.strides[0]
-        self._prompts: dict[int, tuple[list[Any], np.ndarray]] = {}
+        self._prompts: dict[int, tuple[list[Tensor], np.ndarray]] = {}
         """Pages of the passes over prompts whose rows are here, and the columns of `_rows` that name them, by pass."""
         self._passes = np.zeros(max_rows, dtype=np.int64)
         """First request of the pass of each row's prompt."""
-        self._scratch = torch.empty(0)
 
     def fill(self, prefilled: Prefilled, sources: Sequence[int], first_row: int) -> None:
         """See `Decoder.fill`."""
@@ -276,9 +274,7 @@ class NativeDecoder:
         count, library, model = len(newest), self._model.library, ctypes.byref(self._model.struct)
         for row in np.flatnonzero(self._rows[:count, 5] % PANEL == 0).tolist():
             self._pages[row, self._rows[row, 5] // PANEL] = self._page()
-        if len(self._scratch) < (needed := library.scratch_floats(model, ctypes.c_int64(count))):
-            self._scratch = torch.empty(needed)
-        tensors = newest, uniforms, *results, self._scratch
+        tensors = newest, uniforms, *results
         assert all(each is None or each.is_contiguous() for each in tensors)
         read, drawn, *others = (None if each is None else ctypes.c_void_p(each.data_ptr()) for each in tensors)
         rows, temperature = ctypes.c_void_p(self._rows.ctypes.data), ctypes.c_float(self._params.temperature)
@@ -292,27 +288,17 @@ class NativeDecoder:
             self._free = [page.data_ptr() for page in chunk]
         return self._free.pop()
 
-    def _lay_out(self, prefilled: Prefilled) -> tuple[list[Any], np.ndarray]:
-        """Pages of a pass over prompts, with their lists, and for each prompt the columns of `_rows` that name them."""
+    def _lay_out(self, prefilled: Prefilled) -> tuple[list[Tensor], np.ndarray]:
+        """Pages of a pass over prompts, and for each prompt the columns of `_rows` that name them."""
         # A beginning shorter than a page costs more as a segment of its own than it saves.
         prefix = prefilled.prefix if prefilled.prefix >= PANEL else 0
         states = [(layer.keys, layer.values) for layer in cast(Any, prefilled.cache).layers]
         shared = self._paged([(keys[:1, :, :prefix], values[:1, :, :prefix]) for keys, values in states])
         rest = self._paged([(keys[:, :, prefix:], values[:, :, prefix:]) for keys, values in states])
-        lists = [
-            each.data_ptr() + each.stride(1) * each.element_size() * np.arange(each.shape[1])
-            + each.stride(0) * each.element_size() * np.arange(len(each))[:, None]
-            for each in (shared, rest)
-        ]  # fmt: skip
-        lists = [np.ascontiguousarray(each.astype(np.int64)) for each in lists]
         lengths = np.array(prefilled.lengths)
-        columns = np.column_stack([
-            np.full_like(lengths, lists[0].ctypes.data),
-            lists[1].ctypes.data + np.arange(len(lengths)) * lists[1].strides[0],
-            np.full_like(lengths, prefix),
-            lengths - prefix,
-        ])  # fmt: skip
-        return [shared, rest, *lists], columns
+        alone = rest.data_ptr() + np.arange(len(rest)) * rest.stride(0) * rest.element_size()
+        same = np.full_like(lengths, shared.data_ptr())
+        return [shared, rest], np.column_stack([same, alone, np.full_like(lengths, prefix), lengths - prefix])
 
     def _paged(self, states: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """Pages [prompts][pages][layers][key-value heads][block] of the keys and values of each layer."""
