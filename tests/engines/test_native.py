@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -205,6 +206,16 @@ def test_a_library_that_computes_something_else_is_found_out(tmp_path, monkeypat
     monkeypatch.setattr(native, "native_library", lambda: ctypes.CDLL(str(tmp_path / "decode.so")))
     with pytest.warns(ToolkitWarning, match="its logits differ from transformers' by"):
         HFGenerator(build_model(dtype=torch.float32), eos_ids=EOS)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86-64")
+@pytest.mark.parametrize("processor", ["haswell", "x86-64"])
+def test_processors_with_narrower_vectors(processor: str, monkeypatch, tmp_path, afresh) -> None:
+    """AVX2, which every processor that runs these tests has, and SSE."""
+    monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path))
+    monkeypatch.setattr(native, "FLAGS", (*native.FLAGS, f"-march={processor}"))
+    test_rollouts_equal_one_token_at_a_time("qwen3", 1.0)
+    test_sizes_that_are_no_multiples_of_a_panel({"hidden_size": 40, "num_attention_heads": 6, "head_dim": 20}, 33, 70)
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@
 #if defined(__AVX512F__)
 constexpr int LANES = 16, TILE = 12;
 #elif defined(__AVX2__)
-constexpr int LANES = 8, TILE = 3;
+constexpr int LANES = 8, TILE = 6;
 #else
-constexpr int LANES = 4, TILE = 3;
+constexpr int LANES = 4, TILE = 6;
 #endif
-constexpr int PANEL = 32, VECTORS = PANEL / LANES;
+constexpr int PANEL = 32, PAIR = 2 * LANES;
 constexpr int64_t LOGITS = 1 << 22;      // of one pass over the head, unless fewer than LEAST_ROWS rows would go in
 constexpr int64_t LEAST_ROWS = 48, UNIT_ROWS = 64;
 constexpr float LOWEST = -87.0f;         // e to this is the least normal number; below it is 0
@@ -54,22 +54,27 @@ struct Row {  // pages of the prompts' common beginning and of the rest of the r
 static int64_t panels(int64_t columns) { return (columns + PANEL - 1) / PANEL; }
 static int64_t padded(int64_t columns) { return panels(columns) * PANEL; }
 
-// Sums of M rows with one panel, on top of `out` where `add`.
+// Sums of M rows with one panel, on top of `out` where `add`: two vectors of columns at a time, all that registers hold.
 template <int M>
 static void tile(const float* rows, int64_t stride, const float* panel, int64_t depth, float* out, bool add) {
-  Vector sums[M][VECTORS];
-  for (int m = 0; m < M; ++m)
-    for (int v = 0; v < VECTORS; ++v) sums[m][v] = add ? load(out + m * PANEL + v * LANES) : Vector{};
-  for (int64_t k = 0; k < depth; ++k, panel += PANEL) {
-    Vector weights[VECTORS];
-    for (int v = 0; v < VECTORS; ++v) weights[v] = load(panel + v * LANES);
-    __builtin_prefetch(panel + depth * PANEL, 0, 2);
-    __builtin_prefetch(panel + depth * PANEL + PANEL / 2, 0, 2);
+  for (int at = 0; at < PANEL; at += PAIR) {
+    Vector sums[M][2];
     for (int m = 0; m < M; ++m)
-      for (int v = 0; v < VECTORS; ++v) sums[m][v] += rows[m * stride + k] * weights[v];
+      for (int v = 0; v < 2; ++v) sums[m][v] = add ? load(out + m * PANEL + at + v * LANES) : Vector{};
+    const float* weights = panel + at;
+    for (int64_t k = 0; k < depth; ++k, weights += PANEL) {
+      const Vector left = load(weights), right = load(weights + LANES);
+      // The next panel: a layer's weights come from memory, once a step.
+      __builtin_prefetch(weights + depth * PANEL, 0, 2);
+      __builtin_prefetch(weights + depth * PANEL + LANES, 0, 2);
+      for (int m = 0; m < M; ++m) {
+        sums[m][0] += rows[m * stride + k] * left;
+        sums[m][1] += rows[m * stride + k] * right;
+      }
+    }
+    for (int m = 0; m < M; ++m)
+      for (int v = 0; v < 2; ++v) store(out + m * PANEL + at + v * LANES, sums[m][v]);
   }
-  for (int m = 0; m < M; ++m)
-    for (int v = 0; v < VECTORS; ++v) store(out + m * PANEL + v * LANES, sums[m][v]);
 }
 
 using Tile = void (*)(const float*, int64_t, const float*, int64_t, float*, bool);
@@ -322,7 +327,7 @@ extern "C" void decode_step(const Model* model, int64_t count, Row* rows, const 
   const int64_t qkv_size = padded(states), mixed_size = padded(m.heads * m.width), ffn_size = padded(m.ffn);
   const int64_t block = (m.width + padded(m.width)) * PANEL, vocab = padded(m.vocab);
   const int64_t some = std::max(LEAST_ROWS, LOGITS / vocab);
-  static std::vector<float> memory;
+  static thread_local std::vector<float> memory;
   memory.resize(count * (2 * hidden + qkv_size + mixed_size + ffn_size) + std::min(some, count) * vocab);
   float *x = memory.data(), *normed = x + count * hidden, *qkv = normed + count * hidden, *mixed = qkv + count * qkv_size;
   float *gated = mixed + count * mixed_size, *scaled = gated + count * ffn_size;
