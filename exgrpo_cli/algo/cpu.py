@@ -17,7 +17,7 @@ Axes: rows = all but the last axis, flattened; ins, outs = a weight's columns an
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -186,13 +186,51 @@ class FastLinear(nn.Linear):
         return linear(inputs, self.weight, self.bias)
 
 
-def use_fast_matmuls(model: nn.Module) -> None:
-    """Let the plain linear layers of `model` multiply by `linear` below, in place; subclasses keep their own way.
+class _RoundedLinear(torch.autograd.Function):
+    """`_Linear` with factors rounded to bfloat16, forward and backward; sums are float32, rounded once at their end."""
 
-    Nothing changes where products are torch's own anyhow.
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        rounded, narrow = inputs.bfloat16(), weight.bfloat16()
+        ctx.save_for_backward(rounded, narrow)
+        result = F.linear(rounded, narrow).float()
+        return result if bias is None else result + bias
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        rounded, narrow = ctx.saved_tensors
+        rows = grads[0].bfloat16().flatten(0, -2)
+        wants_inputs, wants_weight, wants_bias = ctx.needs_input_grad
+        return (
+            (rows @ narrow).float().view(rounded.shape) if wants_inputs else None,
+            (rows.t() @ rounded.flatten(0, -2)).float() if wants_weight else None,
+            grads[0].flatten(0, -2).sum(dim=0) if wants_bias else None,
+        )
+
+
+class RoundedLinear(nn.Linear):
+    """A linear layer whose float32 matmuls have bfloat16 factors; parameters and names are those of nn.Linear."""
+
+    def forward(self, inputs: Float[Tensor, "*batch ins"]) -> Float[Tensor, "*batch outs"]:
+        """(..., in_features) to (..., out_features), as `nn.Linear`."""
+        return _RoundedLinear.apply(inputs, self.weight, self.bias)
+
+
+def has_rounded_matmuls(model: nn.Module) -> bool:
+    """Whether layers of `model` multiply factors rounded to bfloat16."""
+    return any(isinstance(module, RoundedLinear) for module in model.modules())
+
+
+def use_fast_matmuls(model: nn.Module, dtype: str = "float32") -> None:
+    """Let the plain linear layers of `model` multiply by `linear` above, in place; subclasses keep their own way.
+
+    With `dtype` "bfloat16" factors are rounded to it, but not the head's, whose logits are tens: there bfloat16 is
+    exact to 0.1. Nothing changes where products are torch's own anyhow.
     """
-    if not onednn_pays():
+    faster: type[nn.Linear] = RoundedLinear if dtype == "bfloat16" else FastLinear
+    if faster is FastLinear and not onednn_pays():
         return
+    head = cast(Any, model).get_output_embeddings()
     for module in model.modules():
-        if type(module) is nn.Linear:
-            module.__class__ = FastLinear
+        if type(module) is nn.Linear and not (faster is RoundedLinear and module is head):
+            module.__class__ = faster

@@ -66,6 +66,25 @@ def test_gradients_of_linear_are_those_of_float64(backend, shape, with_bias):
         assert gap(ours.grad, reference.grad) < 1e-5
 
 
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_rounded_factors_and_their_gradients(with_bias):
+    """Each product against float64 from the factors that bfloat16 rounds to, but for one rounding of its sum."""
+    generator = torch.Generator().manual_seed(1)
+    inputs, grads = torch.randn(3, 50, 48, generator=generator), torch.randn(3, 50, 40, generator=generator)
+    layer = nn.Linear(48, 40, bias=with_bias)
+    layer.__class__ = products.RoundedLinear
+    inputs.requires_grad_()
+    outputs = layer(inputs)
+    outputs.backward(grads)
+    x, w, g = (each.detach().bfloat16().double().flatten(0, -2) for each in (inputs, layer.weight[None], grads))
+    expected = x @ w.t() + (layer.bias.double() if with_bias else 0)
+    found = [(outputs, expected), (inputs.grad, g @ w), (layer.weight.grad, g.t() @ x)]
+    for ours, reference in found:
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours.double().view(reference.shape), reference, rtol=2**-8, atol=2**-8)
+    assert not with_bias or gap(layer.bias.grad, grads.double().sum(dim=(0, 1))) < 1e-5
+
+
 def test_a_row_gives_the_same_result_wherever_it_stands_in_its_block(backend):
     rows = torch.randn(BLOCK_ROWS, 48, generator=torch.Generator().manual_seed(2))
     weight = torch.randn(40, 48, generator=torch.Generator().manual_seed(3))

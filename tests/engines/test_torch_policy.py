@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen2Model
 
 from exgrpo_cli.algo.batching import MiniBatch, packed_batches, rank_shares
+from exgrpo_cli.algo.cpu import has_rounded_matmuls
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
@@ -214,6 +215,19 @@ def test_bfloat16_weights_keep_float32_masters() -> None:
     after_many = (weights(model).float() != before).float().mean()
     assert all(parameter.dtype == torch.bfloat16 for parameter in model.parameters())
     assert after_one < 0.02 < 2 * after_one + 0.02 < after_many
+
+
+def test_rounded_matmuls_move_the_update_by_their_rounding_alone() -> None:
+    """The head is not rounded; weights stay float32, and a model that is not is refused."""
+    plain, rounded = (build_model(torch.float32) for _ in range(2))
+    for model, dtype in ((plain, "float32"), (rounded, "bfloat16")):
+        build_policy(model, optim=replace(LINEAR, matmul_dtype=dtype)).update(minibatch())
+    assert not has_rounded_matmuls(rounded.lm_head) and has_rounded_matmuls(rounded)
+    moved = [weights(model) - weights(build_model(torch.float32)) for model in (plain, rounded)]
+    assert weights(rounded).dtype == torch.float32 and not torch.equal(*moved)
+    assert torch.nn.functional.cosine_similarity(*moved, dim=0) > 0.99
+    with pytest.raises(InputError, match=r"optim\.matmul_dtype = bfloat16 is for float32 weights on a CPU"):
+        build_policy(build_model(torch.float64), optim=replace(LINEAR, matmul_dtype="bfloat16"))
 
 
 def test_bfloat16_gradients_of_micro_batches_add_up() -> None:

@@ -214,6 +214,10 @@ class OptimSettings:
     """M: optimizer updates per step, each on whole groups."""
     microbatch_tokens: int = setting(16384, POSITIVE)
     """Token budget (prompt and response, padding included) of one forward and backward pass."""
+    matmul_dtype: Literal["float32", "bfloat16"] = setting(
+        "float32", needs=Needs("DeepSpeed multiplies in backbone.dtype", engine="torch")
+    )
+    """Factors of the layers' matmuls on a CPU. bfloat16 is faster where the processor has it; weights stay float32."""
     grad_clip: float = setting(1.0, POSITIVE)
     """Gradients of a larger norm are scaled down to it."""
     skip_norm: float = setting(500.0, POSITIVE)

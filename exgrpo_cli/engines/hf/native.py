@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from exgrpo_cli.algo.cpu import FastLinear
+from exgrpo_cli.algo.cpu import FastLinear, RoundedLinear, has_rounded_matmuls
 from exgrpo_cli.base.cache import cached_folder
 from exgrpo_cli.base.errors import ExgrpoError, InputError, RunError, first_line
 from exgrpo_cli.base.types import RolloutRequest, SamplingParams
@@ -113,17 +113,19 @@ def _prove(parts: CausalLM, library: ctypes.CDLL) -> str:
     decoder = NativeDecoder(NativeModel(parts, library, len(ids)), params, len(requests), 1)
     decoder.fill(prefill(parts, requests, 0, parts.body.config._attn_implementation), [0, 1], 0)
     ours = decoder.logits(torch.tensor([ids[7], ids[8]], dtype=torch.long))
+    rounded = has_rounded_matmuls(parts.body)
+    tolerance = 8 * torch.finfo(torch.bfloat16).eps if rounded else ROUNDINGS * torch.finfo(torch.float32).eps
     for request, newest, logits in zip(requests, ids[7:], ours, strict=True):
         whole = torch.from_numpy(np.append(request.prompt_ids, newest).astype(np.int64))[None]
         expected = parts.head(parts.body(input_ids=whole, use_cache=False).last_hidden_state[0, -1])
         gap = float((logits - expected).abs().max())
-        if not gap <= ROUNDINGS * torch.finfo(torch.float32).eps * max(1.0, float(expected.abs().max())):
+        if not gap <= tolerance * max(1.0, float(expected.abs().max())):
             return f"its logits differ from transformers' by {gap:.3g}"
     return ""
 
 
 def _plain(module: nn.Module, *, bias: bool = False) -> bool:
-    return type(module) in (nn.Linear, FastLinear) and (bias or module.bias is None)
+    return type(module) in (nn.Linear, FastLinear, RoundedLinear) and (bias or module.bias is None)
 
 
 def runs_natively(parts: CausalLM) -> bool:

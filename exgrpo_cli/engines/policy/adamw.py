@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from exgrpo_cli.algo.cpu import use_fast_matmuls
-from exgrpo_cli.base.errors import RunError
+from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.config.sections.run import OptimSettings
 from exgrpo_cli.engines.causal_lm import CausalLM
 from exgrpo_cli.engines.policy.packing import PackedBatch, packed_scores
@@ -28,10 +28,18 @@ WEIGHTS_FILE = "weights.safetensors"
 OPTIMIZER_FILE = "optimizer.pt"
 
 
-def torch_policy(model: PreTrainedModel, **settings: Any) -> Policy:
-    """The policy of `model`, stepped by AdamW; settings, and what is raised, as of `Policy`."""
-    use_fast_matmuls(model)
-    return Policy(model, AdamWStepper, **settings)
+def torch_policy(model: PreTrainedModel, *, optim: OptimSettings, **settings: Any) -> Policy:
+    """The policy of `model`, stepped by AdamW; settings, and what is raised, as of `Policy`.
+
+    Raises InputError for rounded matmuls of a model that is not float32 on a CPU.
+    """
+    if optim.matmul_dtype == "bfloat16" and (model.device.type, model.dtype) != ("cpu", torch.float32):
+        raise InputError(
+            f"optim.matmul_dtype = bfloat16 is for float32 weights on a CPU, these are {str(model.dtype)[6:]} on "
+            f"{model.device.type}: leave it out, or set backbone.dtype = bfloat16."
+        )
+    use_fast_matmuls(model, optim.matmul_dtype)
+    return Policy(model, AdamWStepper, optim=optim, **settings)
 
 
 class AdamWStepper:

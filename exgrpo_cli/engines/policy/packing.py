@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface, PreTrainedModel
 
 from exgrpo_cli.algo.batching import MOST_REPEATED, micro_batches, shared_prefix
+from exgrpo_cli.algo.cpu import has_rounded_matmuls
 from exgrpo_cli.algo.logprobs import token_logprobs
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import TokenSequence
@@ -178,7 +179,8 @@ def prove_packing(parts: CausalLM) -> None:
     """
     if parts.head.weight.is_meta:
         return
-    body = parts.body if torch.finfo(parts.head.weight.dtype).bits >= 32 else _first_layers(parts.body)
+    narrow = torch.finfo(parts.head.weight.dtype).bits < 32 or has_rounded_matmuls(parts.body)
+    body = _first_layers(parts.body) if narrow else parts.body
     ids = np.arange(8, dtype=np.int32) % parts.head.weight.shape[0]
     rows = [TokenSequence(prompt_ids=ids[:3], response_ids=ids[3 : 3 + length]) for length in (3, 5)]
     packed = response_hidden(body, pack(rows, parts.device)).split([3, 5])

@@ -199,7 +199,8 @@ def score(
         ]
     )
     gap = score_gaps(checked, found)
-    require_small_gap(gap, parts.config.backbone.dtype, num_checked=len(checked))
+    narrow = "bfloat16" in (parts.config.backbone.dtype, parts.config.optim.matmul_dtype)
+    require_small_gap(gap, "bfloat16" if narrow else "float32", num_checked=len(checked))
     scores = found
     if by_sampler:
         scores = [
