@@ -282,7 +282,7 @@ def study_page(folder: Path, *, linked: bool = False) -> Page:
     return Page(
         title=f"Study {study.name}",
         headline=study_headline(report, seeds_needed=SEEDS_FOR_A_VERDICT),
-        subtitle=f"{len(study.arms)} arms, {len(study.seeds)} seeds, against "
+        subtitle=f"{len(study.arms)} arms, {len(study.seeds)} seed{'s' * (len(study.seeds) != 1)}, against "
         f"{', '.join(study.baselines) or 'no baseline'}: {finished} of {len(states) + len(broken)} runs finished"
         f"{f', {len(elsewhere)} of them elsewhere' if elsewhere else ''}.",
         sections=gather(sections),
@@ -323,7 +323,7 @@ def _comparison(study: Study, report: Numbers) -> Iterator[Block]:
 
 def _abreast(rows: output.Rows, title: str) -> Iterator[Block]:
     """Tables of a few arms beside each other, so that they fit a screen."""
-    turned = list(zip(*rows, strict=True))
+    turned = [row for row in zip(*rows, strict=True) if any(row[1:])]
     for first in range(1, len(rows), ABREAST):
         yield output.rich_table([[row[0], *row[first : first + ABREAST]] for row in turned], title)
 
