@@ -44,6 +44,7 @@ def test_the_table_is_graded_as_it_says(pool: GradingPool) -> None:
     assert otherwise == []
 
 
+@pytest.mark.slow
 def test_where_math_verify_says_otherwise_is_written_down() -> None:
     pinned = re.search(r"^math-verify==(.+)$", CONSTRAINTS.read_text(encoding="utf-8"), re.M)
     assert pinned

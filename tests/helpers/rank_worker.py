@@ -177,8 +177,9 @@ def main(job: str, folder: Path) -> None:
             work(ranks, folder, int(sharding[2]), getattr(torch, sharding[3]))
         elif job == "store":
             store_exchanges(ranks, folder)
-        elif job == "refuse" and ranks.rank == 1:
-            raise InputError("rank 1 refuses")
+            ranks.barrier()
+            if ranks.rank == 1:
+                raise InputError("rank 1 refuses")
         elif job == "hang":
             ranks.barrier()
             ranks._timeout = timedelta(seconds=5)

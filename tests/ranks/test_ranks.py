@@ -55,10 +55,11 @@ def test_two_processes_have_the_scores_and_the_gradient_of_one(tmp_path: Path) -
         assert their_report.num_tokens == report.num_tokens
 
 
-def test_ranks_exchange_as_often_for_twelve_questions_as_for_two(tmp_path: Path) -> None:
-    """Two exchanges a place asked: the rows to be scored, and what is replayed."""
+def test_ranks_exchange_as_often_for_twelve_questions_as_for_two_and_one_ends_the_other(tmp_path: Path) -> None:
+    """Two exchanges a place asked: the rows to be scored, and what is replayed. Then rank 1 refuses, alone."""
     done = two_ranks("store", tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode != 0
+    assert done.stderr.count("InputError: rank 1 refuses") == 1, done.stderr
     theirs = [pickle.loads((tmp_path / f"rank-{rank}.pkl").read_bytes()) for rank in range(2)]
     assert theirs[0] == theirs[1]
     for num, (exchanges, chosen) in theirs[0].items():
@@ -67,12 +68,6 @@ def test_ranks_exchange_as_often_for_twelve_questions_as_for_two(tmp_path: Path)
             assert chosen == replay_step(alone, num, surer_by_id)
         assert (exchanges, len(chosen)) == (2, num)
         assert {trajectory_id % 2 for trajectory_id in chosen} == {1}
-
-
-def test_a_rank_that_ends_ends_the_other_and_speaks_alone(tmp_path: Path) -> None:
-    done = two_ranks("refuse", tmp_path)
-    assert done.returncode != 0
-    assert done.stderr.count("InputError: rank 1 refuses") == 1
 
 
 @pytest.mark.engines

@@ -51,6 +51,7 @@ def printed(capsys: pytest.CaptureFixture[str], script: str) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
+@pytest.mark.slow
 def test_effects_on_some_of_the_questions_are_those_of_the_notebook(capsys: pytest.CaptureFixture[str]) -> None:
     notebook = (DOCS / "lab-notebook.md").read_text()
     lines = printed(capsys, "by_question.py")

@@ -105,6 +105,7 @@ class Unscored(reasoning_gym.factory.ProceduralDataset):
         return 0.5
 
 
+@pytest.mark.slow
 def test_as_many_ladders_as_are_asked_for_without_options():
     """20 draws of each of 1,010 questions are 20,200, and a data set of ladders has 20,000 at most."""
     assert len(make_gym("gym:word_ladder", GymSettings(num_train=1000, num_heldout=10)).train) == 1000
