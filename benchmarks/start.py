@@ -2,11 +2,12 @@
 
     python benchmarks/start.py [--python OTHER/.venv/bin/python] [--commands doctor study] [--repeats 3]
 
-A run of a study is measured by difference: studies of two and of four runs of one step, one run at a time, without
-validation. One thread; a first start, which is not counted, warms the files and builds the tiny backbone.
+A run of a study is measured by difference: studies of two and of four runs of one small step, one run at a time. One
+thread; a first start, which is not counted, warms the files and builds the tiny backbone.
 """
 
 import argparse
+import ctypes
 import json
 import os
 import statistics
@@ -14,9 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
-SMALL = ("run.steps=1", "data.heldout=none", "rollout.questions_per_step=2", "rollout.group_size=2")
+SMALL = ("run.steps=1", "rollout.questions_per_step=2", "rollout.group_size=2")
+SMALL += ("validation.max_questions=2", "validation.samples=1")
+PR_SET_CHILD_SUBREAPER = 36
 COMMANDS: dict[str, tuple[str, ...]] = {
     "help": ("--help",),
     "dry-run": ("train", "--dry-run"),
@@ -36,7 +40,12 @@ def measure(python: str, arguments: tuple[str, ...]) -> tuple[float, float]:
         done = subprocess.run(
             [python, "-m", "exgrpo_cli", *arguments], cwd=folder, env=environment, capture_output=True, text=True
         )
-        wall, after = time.perf_counter() - begin, os.times()
+        wall = time.perf_counter() - begin
+        # The server of a study's runs ends a moment after the study.
+        with suppress(ChildProcessError):
+            while True:
+                os.wait()
+        after = os.times()
     if done.returncode:
         raise SystemExit(f"exgrpo {' '.join(arguments)}: {done.stderr}")
     cpu = after.children_user + after.children_system - before.children_user - before.children_system
@@ -44,6 +53,8 @@ def measure(python: str, arguments: tuple[str, ...]) -> tuple[float, float]:
 
 
 def main() -> None:
+    # Processes whose parent has ended come here, with their times.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [*COMMANDS, "study"]
     parser.add_argument("--python", default=sys.executable, help="interpreter of the checkout to measure")

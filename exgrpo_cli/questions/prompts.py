@@ -30,7 +30,7 @@ THOUGHT_SOLUTION_SYSTEM = (
     "exploration in the Thought section. If applicable, include the answer in \\boxed{} for closed-form "
     "results like multiple choices or mathematical solutions."
 )
-_LENGTH_BATCH = 512
+_BATCH = 64
 TEMPLATE_SECONDS = 10.0
 TEMPLATE_CHARS = 100_000
 TEMPLATE_BYTES = 2**30
@@ -110,7 +110,7 @@ def choose_template(name: str, tokenizer: Tokenizer, *, requires_box: bool | Non
             "use 'step-by-step' or 'bare' (--set data.template=step-by-step; of evaluate: --template step-by-step)."
         )
     if template.question_form is None:
-        text = _chat_text(template, [Message(role="user", content="")], tokenizer)
+        [text] = _chat_texts(template, [[Message(role="user", content="")]], tokenizer)
         template = replace(template, opens_think=_is_think_open(text), requires_box="\\boxed" in text)
     return template if requires_box is None else replace(template, requires_box=requires_box)
 
@@ -126,17 +126,23 @@ def render(template: Template, question: Question, tokenizer: Tokenizer) -> str:
     Raises InputError where a plain-text template meets a question of several turns, or the tokenizer's chat template
     refuses the messages.
     """
-    turns = [message for message in question.prompt if message.role != "system"]
     if template.question_form is not None:
+        turns = [message for message in question.prompt if message.role != "system"]
         if len(turns) != 1:
             raise InputError(
                 f"Question {question.id} has {len(turns)} turns and the template {template.name!r} takes one: "
                 f"use a chat template (--set data.template=chat)."
             )
         return template.question_form.replace("{question}", turns[0].content)
+    return _chat_texts(template, [_messages(template, question)], tokenizer)[0]
+
+
+def _messages(template: Template, question: Question) -> list[Message]:
+    """Those that a chat template is given, but for its own system message."""
     # Data sets with the paper's system message were published with a template already applied.
     own = [each for each in question.prompt if each.role == "system" and each.content != THOUGHT_SOLUTION_SYSTEM]
-    return _chat_text(template, [*(own if template.system is None else []), *turns], tokenizer)
+    turns = [message for message in question.prompt if message.role != "system"]
+    return [*(own if template.system is None else []), *turns]
 
 
 def seen_text(template: Template, question: Question, tokenizer: Tokenizer) -> str:
@@ -154,19 +160,30 @@ def encode(template: Template, question: Question, tokenizer: Tokenizer) -> Int3
     return np.asarray(_token_ids(template, [question], tokenizer)[0], dtype=np.int32)
 
 
+def encode_all(
+    template: Template, questions: Sequence[Question], tokenizer: Tokenizer
+) -> list[Int32[np.ndarray, " prompt_tokens"]]:
+    """Token ids of each question's prompt."""
+    batches = (questions[start : start + _BATCH] for start in range(0, len(questions), _BATCH))
+    return [np.asarray(ids, dtype=np.int32) for batch in batches for ids in _token_ids(template, batch, tokenizer)]
+
+
 def prompt_lengths(
     template: Template, questions: Sequence[Question], tokenizer: Tokenizer
 ) -> Int64[np.ndarray, " questions"]:
     """Tokens of each question's prompt."""
-    batches = (questions[start : start + _LENGTH_BATCH] for start in range(0, len(questions), _LENGTH_BATCH))
-    return np.array([len(ids) for batch in batches for ids in _token_ids(template, batch, tokenizer)], dtype=np.int64)
+    return np.array([len(ids) for ids in encode_all(template, questions, tokenizer)], dtype=np.int64)
 
 
-def check_prompt_lengths(
+def encode_within(
     template: Template, questions: Sequence[Question], tokenizer: Tokenizer, *, max_tokens: int
-) -> None:
-    """Raises InputError naming the longest question, its length and the limit where a prompt exceeds `max_tokens`."""
-    lengths = prompt_lengths(template, questions, tokenizer)
+) -> dict[str, Int32[np.ndarray, " prompt_tokens"]]:
+    """Token ids of each prompt, by the question's id.
+
+    Raises InputError naming the longest question, its length and the limit where a prompt exceeds `max_tokens`.
+    """
+    encoded = encode_all(template, questions, tokenizer)
+    lengths = np.array([len(ids) for ids in encoded])
     num_over = int((lengths > max_tokens).sum())
     if num_over:
         longest = int(lengths.argmax())
@@ -175,10 +192,14 @@ def check_prompt_lengths(
             f"question {questions[longest].id} with {lengths[longest]}: raise data.max_prompt_tokens, or leave them "
             f"out with `exgrpo prepare FILE --backbone NAME --max-prompt-tokens {max_tokens}`."
         )
+    return {question.id: ids for question, ids in zip(questions, encoded, strict=True)}
 
 
 def _token_ids(template: Template, questions: Sequence[Question], tokenizer: Tokenizer) -> list[list[int]]:
-    texts = [render(template, question, tokenizer) for question in questions]
+    if template.question_form is None:
+        texts = _chat_texts(template, [_messages(template, question) for question in questions], tokenizer)
+    else:
+        texts = [render(template, question, tokenizer) for question in questions]
     return _tokenized(texts, tokenizer, add_special_tokens=template.question_form is not None)
 
 
@@ -240,32 +261,35 @@ def _growth(part: Any) -> float:
     return max(1.0, own) * math.prod(map(_growth, inner))
 
 
-def _chat_text(template: Template, messages: Sequence[Message], tokenizer: Tokenizer) -> str:
+def _chat_texts(template: Template, asked: Sequence[Sequence[Message]], tokenizer: Tokenizer) -> list[str]:
+    """The prompts of few conversations by the tokenizer's own template: the limits are those of all together."""
     import jinja2
 
-    turns = [{"role": message.role, "content": message.content} for message in messages]
-    if template.system is not None:
-        turns.insert(0, {"role": "system", "content": template.system})
+    system = [] if template.system is None else [{"role": "system", "content": template.system}]
+    conversations = [[*system, *({"role": each.role, "content": each.content} for each in own)] for own in asked]
+    texts: list[str] = []
     try:
         with time_limit(TEMPLATE_SECONDS), memory_limit(TEMPLATE_BYTES):
-            text = str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+            for turns in conversations:
+                texts.append(str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)))
     except Expired:
         raise _untrusted(f"is not done with a prompt after {TEMPLATE_SECONDS:g} s") from None
     except MemoryError:
         raise _untrusted(f"needs more than {TEMPLATE_BYTES / 2**30:g} GiB for a prompt") from None
     except (jinja2.TemplateError, *TEMPLATE_ERRORS) as error:
-        roles = [turn["role"] for turn in turns]
+        roles = [turn["role"] for turn in conversations[len(texts)]]
         raise InputError(
             f"The backbone's chat template refuses a prompt with the roles {roles} ({error}): use another template "
             f"(--set data.template=bare)."
         ) from error
-    if len(text) > TEMPLATE_CHARS + sum(len(turn["content"]) for turn in turns):
-        raise _untrusted(f"makes a prompt of {len(text):,} characters, over {TEMPLATE_CHARS:,} beyond the question")
-    if not is_unicode(text):
+    for text, turns in zip(texts, conversations, strict=True):
+        if len(text) > TEMPLATE_CHARS + sum(len(turn["content"]) for turn in turns):
+            raise _untrusted(f"makes a prompt of {len(text):,} characters, over {TEMPLATE_CHARS:,} beyond the question")
+    if not all(map(is_unicode, texts)):
         raise _untrusted("makes a prompt that is not valid Unicode")
-    if TEMPLATES[template.name].opens_think and not _is_think_open(text):
-        return text + THINK
-    return text
+    if TEMPLATES[template.name].opens_think:
+        return [text if _is_think_open(text) else text + THINK for text in texts]
+    return texts
 
 
 def _untrusted(fault: str) -> InputError:

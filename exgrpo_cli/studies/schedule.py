@@ -42,11 +42,12 @@ from exgrpo_cli.runs.folder import METRICS_FILE
 from exgrpo_cli.studies.output import duration, report_study
 from exgrpo_cli.studies.report import Numbers
 from exgrpo_cli.studies.study import JOBS_FOLDER, Arm, Study, StudyRun, budgeted
-from exgrpo_cli.studies.worker import DAMAGE, RunTask, last_line, start_process
+from exgrpo_cli.studies.worker import DAMAGE, Fork, RunTask, fork_process, last_line, start_process
 
 # -P: whatever lies in the working folder is no module of the program's.
 PYTHON = (sys.executable, "-P")
 WORKER = (*PYTHON, "-m", "exgrpo_cli.studies.worker")
+Process = subprocess.Popen[bytes] | Fork
 POLL_SECONDS = 0.5
 QUERY_SECONDS = 30.0
 """Between two queries to Slurm about all tasks."""
@@ -63,35 +64,40 @@ class Processes:
     most_kills: int = 0
     """Kills of one run after which it counts as failed."""
 
-    def start(self, runs: Sequence[StudyRun]) -> list[subprocess.Popen[bytes]]:
+    def start(self, runs: Sequence[StudyRun]) -> list[Process]:
         """Start runs whose budgets are known, each in a process group of its own, its output in `seed-<n>.log`.
 
-        Each has its part of the cores, where its settings leave the threads open.
+        Each has its part of the cores, where its settings leave the threads open. On a CPU they are forks of one
+        process that has made a run's imports.
         """
         part = max(1, usable_cores() // self.at_once)
         runs = [run if run.config.run.threads or self.at_once == 1 else run.given(threads=part) for run in runs]
-        commands = [[*worker_command(run), str(os.getpid())] for run in runs]
-        return [start_process(command, run.log) for command, run in zip(commands, runs, strict=True)]
+        return [self._start(run, worker_command(run)) for run in runs]
 
-    def has_ended(self, job: subprocess.Popen[bytes]) -> bool:
+    def _start(self, run: StudyRun, command: list[str]) -> Process:
+        settings = run.config.run
+        if settings.nproc <= 1 and (settings.device == "cpu" or not visible_gpus()):
+            return fork_process(Path(command[-2]), Path(command[-1]), run.log.resolve())
+        return start_process([*command, str(os.getpid())], run.log)
+
+    def has_ended(self, job: Process) -> bool:
         """Whether the job is over."""
         return job.poll() is not None
 
-    def failure(self, run: StudyRun, job: subprocess.Popen[bytes]) -> str | None:
+    def failure(self, run: StudyRun, job: Process) -> str | None:
         """Reason why an ended run has not finished; empty where it was killed and may go on, None where it has.
 
         The signal that killed it, which had no time to say so, or else the last line of its log.
         """
-        code = job.returncode
+        code = job.returncode or 0
         if code < 0:
             return f"ended by a signal ({signal.strsignal(-code)})"
         return last_line(run.log) if code else None
 
-    def stop(self, started: Sequence[tuple[StudyRun, subprocess.Popen[bytes]]]) -> None:
+    def stop(self, started: Sequence[tuple[StudyRun, Process]]) -> None:
         """Have every run save and end, and wait until none is written any more."""
         for _, job in started:
-            if job.poll() is None:
-                job.send_signal(signal.SIGTERM)
+            job.terminate()
         for _, job in started:
             job.wait()
 

@@ -1,9 +1,12 @@
 """A run as a process of its own, and as a task of Slurm, which is such a process on a node.
 
+On a CPU the runs of a study are forked from one server that has imported what they need, which takes half of a short
+run; a process that has initialised CUDA must not fork, so on GPUs each imports it anew:
 `python -m exgrpo_cli.studies.worker SETTINGS.toml FOLDER PARENT_PID [HOSTS OWN ADDRESS PORT]`. With `run.nproc` above
 1, and as one of several hosts, it starts the ranks, each of which is this module again.
 """
 
+import atexit
 import logging
 import os
 import signal
@@ -12,10 +15,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import forkserver, parent_process
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from exgrpo_cli.base.errors import EXIT_INTERRUPTED, ExgrpoError, RunError
 from exgrpo_cli.base.output import PrintableRecord, say, tell_warnings
@@ -34,15 +39,23 @@ SECONDS_TO_REQUEUE = 60.0
 FIRST_PORT, NUM_PORTS = 20_000, 20_000
 
 
-def main(settings: Path, folder: Path, parent: int, *, hosts: Hosts | None = None, resume: bool = False) -> int:
+def main(
+    settings: Path,
+    folder: Path,
+    is_alone: Callable[[], bool],
+    *,
+    hosts: Hosts | None = None,
+    resume: bool = False,
+) -> int:
     """Train, or go on training, and return the exit code; the error is the log's last line.
 
-    `resume` is for a rank, which is told; whoever starts the ranks looks.
+    The run stops when it `is_alone`, whoever started it gone. `resume` is for a rank, which is told; whoever starts the
+    ranks looks.
     """
     try:
         if started_as_rank():
             return train_as_rank(settings, folder, resume=resume)
-        threading.Thread(target=stop_with, args=(parent,), daemon=True).start()
+        threading.Thread(target=stop_when, args=(is_alone,), daemon=True).start()
         resume = (folder / "config.toml").is_file()
         config, _ = settle(asked_config(settings, folder, resume=resume), survey_machine())
         if config.run.nproc > 1 or hosts is not None:
@@ -79,9 +92,9 @@ def train_as_rank(settings: Path, folder: Path, *, resume: bool) -> int:
     return 0
 
 
-def stop_with(parent: int) -> None:
-    """Stop, state saved, when the process that started the study is gone: a killed study leaves no run behind."""
-    while os.getppid() == parent:
+def stop_when(is_alone: Callable[[], bool]) -> None:
+    """Stop, state saved, when the process that started the run is gone: a killed study leaves no run behind."""
+    while not is_alone():
         time.sleep(1.0)
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -172,6 +185,57 @@ def start_process(command: Sequence[str], log: Path) -> "subprocess.Popen[bytes]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
 
 
+class Fork(ForkServerProcess):
+    """A run as a fork of the server, with the names of a Popen that a study uses."""
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code, of one that a signal ended the negative signal; None while it runs."""
+        return self.exitcode
+
+    def poll(self) -> int | None:
+        """The exit code."""
+        return self.exitcode
+
+    def wait(self) -> None:
+        """Wait for its end."""
+        self.join()
+
+
+def fork_process(settings: Path, folder: Path, log: Path) -> Fork:
+    """Fork a run whose output goes to the end of `log`, in a session of its own."""
+    forkserver.set_forkserver_preload(["exgrpo_cli.studies.warm"])
+    before = os.environ.get("PYTHONSAFEPATH")
+    # As `python -P`: whatever lies in the working folder is no module of the server's.
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.pop("PYTHONSAFEPATH")
+        os.environ |= {} if before is None else {"PYTHONSAFEPATH": before}
+    process = Fork(target=run_forked, args=(settings, folder, log))
+    process.start()
+    return process
+
+
+def run_forked(settings: Path, folder: Path, log: Path) -> NoReturn:
+    """The run itself, in its process."""
+    from exgrpo_cli.studies import warm
+
+    os.setsid()
+    sys.path[:] = warm.PATH
+    written = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    for stream, file in enumerate((os.open(os.devnull, os.O_RDONLY), written, written)):
+        os.dup2(file, stream)
+    warn_in_log()
+    study = parent_process()
+    assert study is not None, "a fork of the server has a parent"
+    code = main(settings, folder, lambda: not study.is_alive())
+    # A fork ends without what trackers have left for the end of a process.
+    atexit._run_exitfuncs()
+    sys.exit(code)
+
+
 def last_line(log: Path) -> str:
     """The last line of a log, or "no output" where there is none."""
     lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
@@ -184,4 +248,6 @@ if __name__ == "__main__":
     hosts = None
     if len(rest) > 1:
         hosts = Hosts(number=int(rest[0]), own=int(rest[1]), address=rest[2], port=int(rest[3]))
-    sys.exit(main(Path(settings), Path(folder), int(parent), hosts=hosts, resume=rest == [RESUME]))
+    sys.exit(
+        main(Path(settings), Path(folder), lambda: os.getppid() != int(parent), hosts=hosts, resume=rest == [RESUME])
+    )

@@ -24,7 +24,7 @@ from exgrpo_cli.ledger.schemas import IDENTITY_FILE, LedgerIdentity
 from exgrpo_cli.machine.settle import Plan, replay_notes, require_runnable
 from exgrpo_cli.machine.survey import visible_gpus
 from exgrpo_cli.models.load import Backbone, load_folder, load_tokenizer, locate
-from exgrpo_cli.questions.prompts import Template, answer_format, check_prompt_lengths, choose_template, encode
+from exgrpo_cli.questions.prompts import Template, answer_format, choose_template, encode_within
 from exgrpo_cli.questions.stream import QuestionStream
 from exgrpo_cli.ranks import Ranks
 from exgrpo_cli.replay.store import Store
@@ -132,19 +132,18 @@ def take_device(requested: str, local_rank: int) -> torch.device:
     return device
 
 
-def choose_run_template(
-    config: Config, tokenizer: PreTrainedTokenizerBase, questions: RunQuestions | None = None
-) -> Template:
-    """The settings' prompt template, with which every prompt is within the limit; the model need not be there.
-
-    Raises InputError for a template that the tokenizer cannot fill, and for a prompt over the limit.
-    """
+def choose_run_template(config: Config, tokenizer: PreTrainedTokenizerBase) -> Template:
+    """The settings' prompt template. Raises InputError for one that the tokenizer cannot fill."""
     require_box = {"auto": None, "always": True, "never": False}[config.data.require_box]
-    template = choose_template(config.data.template, tokenizer, requires_box=require_box)
-    if questions is not None:
-        everything = (*questions.train, *questions.heldout)
-        check_prompt_lengths(template, everything, tokenizer, max_tokens=config.data.max_prompt_tokens)
-    return template
+    return choose_template(config.data.template, tokenizer, requires_box=require_box)
+
+
+def encode_prompts(
+    config: Config, template: Template, tokenizer: PreTrainedTokenizerBase, questions: RunQuestions
+) -> Prompts:
+    """Prompts of all questions; the model need not be there. Raises InputError for one over the limit."""
+    everything = (*questions.train, *questions.heldout)
+    return encode_within(template, everything, tokenizer, max_tokens=config.data.max_prompt_tokens)
 
 
 def assemble(
@@ -159,7 +158,9 @@ def assemble(
     device = take_device(config.run.device, ranks.local_rank)
     with ranks.first_on_host():
         tokenizer = load_tokenizer(config.backbone, config.tiny, reporter.progress)
-    template = choose_run_template(config, tokenizer, questions)
+    template = choose_run_template(config, tokenizer)
+    reporter.phase(f"reading {len(questions.train) + len(questions.heldout):,} prompts")
+    prompts = encode_prompts(config, template, tokenizer, questions)
     with ranks.first_on_host():
         folder = locate(config.backbone, config.tiny, reporter.progress)
         require_model(folder)
@@ -167,8 +168,6 @@ def assemble(
         backbone = load_folder(folder, device, config.backbone)
     everything = [*questions.train, *questions.heldout]
     check_window(config, backbone.model.config)
-    reporter.phase(f"reading {len(everything):,} prompts")
-    prompts = {question.id: encode(template, question, backbone.tokenizer) for question in everything}
     require_runnable(plan, max(map(len, prompts.values())))
     with reporter.showing(f"starting {config.rollout.engine} and {config.optim.engine} for {config.backbone.name}"):
         policy, generator = make_engines(plan, backbone, prompts, device, ranks)

@@ -150,9 +150,11 @@ def check_start(start: RunStart) -> tuple[str, ...]:
     model = Path(config.backbone.source).expanduser()
     if config.backbone.source != "tiny" and model.is_dir():
         from exgrpo_cli.models.load import read_tokenizer
-        from exgrpo_cli.training.setup import choose_run_template
+        from exgrpo_cli.training.setup import choose_run_template, encode_prompts
 
-        choose_run_template(config, read_tokenizer(model), questions)
+        template = choose_run_template(config, tokenizer := read_tokenizer(model))
+        if questions is not None:
+            encode_prompts(config, template, tokenizer, questions)
     return ()
 
 

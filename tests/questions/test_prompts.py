@@ -11,9 +11,9 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.questions.prompts import (
     THOUGHT_SOLUTION_SYSTEM,
     answer_format,
-    check_prompt_lengths,
     choose_template,
     encode,
+    encode_within,
     prompt_lengths,
     render,
     seen_text,
@@ -101,9 +101,9 @@ def test_lengths_over_the_limit_name_the_longest_question():
     bare = choose_template("bare", tok)
     asked = [PLAIN, question(("user", "1+2+3=?")), question(("user", "12345678"))]
     assert prompt_lengths(bare, asked, tok).tolist() == [6, 8, 9]
-    check_prompt_lengths(bare, asked, tok, max_tokens=9)
+    encode_within(bare, asked, tok, max_tokens=9)
     with pytest.raises(InputError, match=f"2 of 3 prompts .* limit of 7 tokens, .*question {asked[2].id} with 9:"):
-        check_prompt_lengths(bare, asked, tok, max_tokens=7)
+        encode_within(bare, asked, tok, max_tokens=7)
 
 
 def test_refusals_name_what_to_do():

@@ -17,6 +17,7 @@ import pytest
 from made_results import result_of
 
 from exgrpo_cli.base.errors import DamageWarning, InputError, Interrupted, RunError, ToolkitWarning
+from exgrpo_cli.base.files import read_json_lines
 from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
@@ -142,6 +143,10 @@ def study_of(small_backbone: Path):
     return make
 
 
+def untimed(line: dict) -> dict:
+    return {key: value for key, value in line.items() if not key.startswith(("time/", "memory/"))}
+
+
 @pytest.mark.engines
 def test_a_study_runs_compares_and_is_not_run_again(
     study_of, small_backbone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -181,6 +186,13 @@ def test_a_study_runs_compares_and_is_not_run_again(
         for folder in ("ent-min", "on-policy")
     ]
     assert first_step[0]["batch/pass_at_1"] == first_step[1]["batch/pass_at_1"], "both arms see the same questions"
+
+    # A fork of the study's server gives what a process of its own gives, to the bit.
+    alone, forked = tmp_path / "alone", study.runs[0].folder
+    assert run(["train", "--config", str(study.runs[0].asked_file), "--output", str(alone), "--quiet"]) == 0
+    steps = [[untimed(line) for line in read_json_lines(each / "metrics.jsonl")] for each in (alone, forked)]
+    assert steps[0] == steps[1] != []
+    assert (alone / "model/model.safetensors").read_bytes() == (forked / "model/model.safetensors").read_bytes()
 
     again = study_of(tmp_path)
     assert {run.state for run in again.runs} == {"finished"}
@@ -316,7 +328,7 @@ def test_a_study_of_equal_budgets_runs_and_is_recognised(small_backbone: Path, t
             assert (settings["budget"], settings["budget_amount"]) == ("generated", spent)
             assert generated >= spent
     assert arms["random"]["steps"] >= arms["on-policy"]["steps"] == 2
-    assert "| random |" in (tmp_path / "small" / "report.md").read_text().split("Equal in generated.")[1]
+    assert "| random |" in (tmp_path / "small" / "report.md").read_text().split("as that of the baseline")[1]
     assert {each.state for each in study_of_equal(small_backbone, tmp_path, "generated").runs} == {"finished"}
 
 
