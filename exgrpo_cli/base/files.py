@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, TypedDict
 from zlib import crc32
 
 import msgspec
+from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from exgrpo_cli.base.errors import InputError, RunError
 
@@ -94,6 +95,19 @@ def require_writable(path: Path) -> None:
     except OSError as error:
         raise InputError(
             f"--output {path} cannot be written: {parent} is not a writable folder ({error.strerror})."
+        ) from error
+
+
+def take(lock: FileLock, in_use: str) -> AcquireReturnProxy:
+    """Acquire a lock at once, for good or in a `with`. Raises InputError where another process has it, or it cannot be
+    written."""
+    try:
+        return lock.acquire(timeout=0)
+    except Timeout:
+        raise InputError(in_use) from None
+    except OSError as error:
+        raise InputError(
+            f"{lock.lock_file} cannot be written ({error.strerror}): allow it, or go on with a copy of the folder."
         ) from error
 
 

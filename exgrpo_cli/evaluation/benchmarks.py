@@ -6,7 +6,7 @@ letters.
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -42,11 +42,6 @@ class BenchmarkSource:
     """Configuration and split of the data set, or one of its files."""
     data_sources: tuple[str, ...] = ()
     """Names of this benchmark in a file given with `--data`, lower case, letters and digits only."""
-
-    @property
-    def text(self) -> str:
-        """The source as `prepare` takes it: `owner/name@revision:configuration:split`."""
-        return ":".join([f"{self.dataset}@{self.revision}", *self.selectors])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,9 +173,7 @@ class BenchmarkQuestions:
         return tuple(record.question for record in self.records)
 
 
-def benchmark_questions(
-    benchmark: Benchmark, data: Path | None = None, progress: Callable[[int, int], None] = lambda done, total: None
-) -> BenchmarkQuestions:
+def benchmark_questions(benchmark: Benchmark, data: Path | None = None) -> BenchmarkQuestions:
     """Load a benchmark's questions; a file given as `data` replaces its source.
 
     Of a file only the rows whose source is the benchmark's are kept, and repeated rows are folded into one question.
@@ -189,8 +182,9 @@ def benchmark_questions(
     if data is None and benchmark.source.dataset == "arithmetic":
         made = make_arithmetic(ArithmeticSettings()).heldout
         return BenchmarkQuestions(records=tuple(QuestionRecord(question=each) for each in made), origin="arithmetic")
+    preset = ":".join([f"{benchmark.source.dataset}@{benchmark.source.revision}", *benchmark.source.selectors])
     try:
-        source = open_source(benchmark.source.text if data is None else str(data), progress)
+        source = open_source(preset if data is None else str(data), lambda done, total: None)
     except (InputError, RunError) as error:
         if data is not None:
             raise

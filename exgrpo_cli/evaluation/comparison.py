@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.table import Table
+from rich.table import Column, Table
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.output import in_markdown
@@ -20,7 +20,7 @@ from exgrpo_cli.evaluation.benchmarks import averages_over, benchmark_title, in_
 from exgrpo_cli.evaluation.results import MAY_DIFFER_IN_COMPARISON, ResultsFolder, differences
 from exgrpo_cli.evaluation.sampling import BOOTSTRAP_SEED, Evaluation
 
-SCORE_HEADS = ("benchmark", "score", "95 %", "shows from", "pass@k", "95 %", "tokens", "cut off", "questions")
+SCORE_HEADS = ("score", "95 %", "shows from", "pass@k", "95 %", "tokens", "cut off", "questions")
 LEVEL = 0.05
 MARK = "†"
 AVERAGE = "Avg."
@@ -151,33 +151,24 @@ def markdown(table: ResultTable) -> str:
 def score_table(table: ResultTable) -> Table:
     """Scores of one model: a row per benchmark with what a reader needs to judge the score, then the averages."""
     ((model, results),) = table.models.items()
-    rows: list[list[str]] = []
+    heads = (Column(head, justify="right") for head in SCORE_HEADS)
+    shown = Table("benchmark", *heads, title=model, title_justify="left", box=None, padding=(0, 2, 0, 0))
     for name, result in results.items():
         k = result["k"]
         coverage = _scored(result["pass_at_k"][str(k)]) if k > 1 else ["", ""]
         least = f"±{result['smallest_detectable_difference']:.3f}"
         rest = [f"{result['mean_tokens']:.0f}", _share(result["share_clipped"]), str(result["questions"])]
-        rows.append(
-            [
-                f"{table.titles[name]} {measure(result)}{_sampled(result)}",
-                *_scored(_score(result)),
-                least,
-                *coverage,
-                *rest,
-            ]
-        )
-        rows += [[f"  by {g}", *_scored(_score(each))] for g, each in result.get("second_graders", {}).items()]
+        measured = f"{table.titles[name]} {measure(result)}{_sampled(result)}"
+        shown.add_row(measured, *_scored(_score(result)), least, *coverage, *rest)
+        for grader, second in result.get("second_graders", {}).items():
+            shown.add_row(f"  by {grader}", *_scored(_score(second)))
     for name, found in table.averages(model).items():
         # One head stands for one k, so an average of pass@k is shown where its benchmarks have the same k above 1.
         ks = {results[member]["k"] for member in found["benchmarks"]}
         coverage = _scored(found["pass_at_k"][str(max(ks))]) if len(ks) == 1 and ks != {1} else []
-        rows.append([f"Avg. {name}", *_scored(found), "", *coverage])
-        rows += [[f"  by {grader}", *_scored(second)] for grader, second in found["second_graders"].items()]
-    shown = Table(title=model, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for head in SCORE_HEADS:
-        shown.add_column(head, justify="left" if head == "benchmark" else "right")
-    for row in rows:
-        shown.add_row(*row)
+        shown.add_row(f"Avg. {name}", *_scored(found), "", *coverage)
+        for grader, second in found["second_graders"].items():
+            shown.add_row(f"  by {grader}", *_scored(second))
     return shown
 
 

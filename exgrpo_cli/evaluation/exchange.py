@@ -11,7 +11,6 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from functools import partial
 from http.client import HTTPException, HTTPResponse
 from typing import Any, NamedTuple
 
@@ -107,12 +106,12 @@ def ask(url: str, body: bytes | None, *, key: str | None, seconds: float, max_by
     Raises Elsewhere for a redirect that leaves the server (scheme, host and port), and for any of a POST; TooLong,
     TimeoutError or BadReply where there is no whole reply within the bounds.
     """
-    limits = _Limits(time.monotonic() + seconds, max_bytes)
+    limits = _Bounded(time.monotonic() + seconds, max_bytes)
     request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
     if key:
         # Goes along where the server redirects: that can only be to itself.
         request.add_header("Authorization", f"Bearer {key}")
-    opener = urllib.request.build_opener(_SameServer, _BoundedHTTP(limits), _BoundedHTTPS(limits))
+    opener = urllib.request.build_opener(_SameServer, limits)
     try:
         try:
             reply = opener.open(request, timeout=seconds)
@@ -130,18 +129,34 @@ def ask(url: str, body: bytes | None, *, key: str | None, seconds: float, max_by
             opened.close()
 
 
-class _Limits:
-    """Moment at which a reply must have come, and bytes that are left to it."""
+class _Bounded(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
+    """Opens connections that read until a moment, and so many bytes, redirects included."""
 
     def __init__(self, until: float, left: int) -> None:
+        super().__init__()
         self.until, self.left = until, left
         self.replies: list[HTTPResponse] = []
+
+    def do_open(self, http_class: Any, req: Any, **given: Any) -> Any:
+        """See `AbstractHTTPHandler.do_open`."""
+
+        def begin(sock: Any, **named: Any) -> HTTPResponse:
+            self.replies.append(reply := HTTPResponse(sock, **named))
+            reply.fp = io.BufferedReader(_BoundedBytes(sock, reply.fp.detach(), self))
+            return reply
+
+        def connect(*places: Any, **named: Any) -> Any:
+            connection = http_class(*places, **named)
+            connection.response_class = begin
+            return connection
+
+        return super().do_open(connect, req, **given)
 
 
 class _BoundedBytes(io.RawIOBase):
     """Bytes of a socket, within limits."""
 
-    def __init__(self, sock: Any, raw: Any, limits: _Limits) -> None:
+    def __init__(self, sock: Any, raw: Any, limits: _Bounded) -> None:
         self._sock, self._raw, self._limits = sock, raw, limits
 
     def readable(self) -> bool:
@@ -162,37 +177,6 @@ class _BoundedBytes(io.RawIOBase):
     def close(self) -> None:
         self._raw.close()
         super().close()
-
-
-class _Response(HTTPResponse):
-    def __init__(self, sock: Any, *given: Any, limits: _Limits, **named: Any) -> None:
-        super().__init__(sock, *given, **named)
-        self.fp = io.BufferedReader(_BoundedBytes(sock, self.fp.detach(), limits))
-        limits.replies.append(self)
-
-
-class _Bounded:
-    """Mixed into a handler: its connections read within limits."""
-
-    def __init__(self, limits: _Limits) -> None:
-        super().__init__()
-        self._limits = limits
-
-    def do_open(self, http_class: Any, request: Any, **given: Any) -> Any:
-        """See `AbstractHTTPHandler.do_open`."""
-
-        def connect(*places: Any, **named: Any) -> Any:
-            connection = http_class(*places, **named)
-            connection.response_class = partial(_Response, limits=self._limits)
-            return connection
-
-        return super().do_open(connect, request, **given)  # type: ignore[misc]
-
-
-class _BoundedHTTP(_Bounded, urllib.request.HTTPHandler): ...  # type: ignore[misc]
-
-
-class _BoundedHTTPS(_Bounded, urllib.request.HTTPSHandler): ...  # type: ignore[misc]
 
 
 class _SameServer(urllib.request.HTTPRedirectHandler):

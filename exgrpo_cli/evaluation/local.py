@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -183,14 +184,10 @@ def sample(
     prompt = (Message(role="user", content=question),)
     record = QuestionRecord(question=Question(id="question", prompt=prompt, answer="", source="command line"))
     responses: dict[int, Response] = {}
-    local = LocalModel(choice, engine=engine, device=device, threads=threads)
-    try:
-        protocol = Protocol(temperature=temperature, max_tokens=limit)
-        prepared = local.prepare("question", protocol, (record,))
+    with closing(LocalModel(choice, engine=engine, device=device, threads=threads)) as local:
+        prepared = local.prepare("question", Protocol(temperature=temperature, max_tokens=limit), (record,))
         params = SamplingParams(temperature=temperature, top_p=1.0, max_new_tokens=prepared.max_tokens)
         requests = [("question", sample_seeds(seed, "question", samples))]
         prepared.open()(requests, params, lambda _, member, response: responses.update({member: response}))
-    finally:
-        local.close()
     ordered = [asdict(responses[member]) for member in sorted(responses)]
     return {"model": choice.name, "prompt": prepared.records[0].prompt_text, "responses": ordered}

@@ -93,17 +93,14 @@ def _exported(run: Path, folder: Path, name: str) -> ModelChoice:
             f"{run} has no model in {folder} (no file config.json): is the run finished? Checkpoints: {_known(run)}; "
             f"name one as {run}@latest."
         )
-    return ModelChoice(name=name, config=_settings(run, folder), run=run)
+    # Weights as exported: the run's own overrides of rope base and window are in the exported config already.
+    backbone = {"source": str(folder.resolve()), "rope_theta": 0.0, "max_position_embeddings": 0}
+    # Whatever functions the run names: an evaluation calls none of them.
+    config = build_config(config_file=run / "config.toml", options={"backbone": backbone}, files=Author.READ)
+    return ModelChoice(name=name, config=config, run=run)
 
 
 def _known(run: Path) -> str:
     checkpoints = run / "checkpoints"
     pointers = [name for name in ("latest", "best") if (checkpoints / name).is_file()]
     return ", ".join([*pointers, *sorted(path.name for path in checkpoints.glob("step-*") if path.is_dir())]) or "none"
-
-
-def _settings(run: Path, folder: Path) -> Config:
-    # Weights as exported: the run's own overrides of rope base and window are in the exported config already.
-    backbone = {"source": str(folder.resolve()), "rope_theta": 0.0, "max_position_embeddings": 0}
-    # Whatever functions the run names: an evaluation calls none of them.
-    return build_config(config_file=run / "config.toml", options={"backbone": backbone}, files=Author.READ)

@@ -5,7 +5,7 @@ finished question; a line that a kill tore off is dropped when the folder is ope
 that a score depends on; it stands in every result, and is compared before results are put together.
 
 Protocol, results and every line of records hold a checksum of themselves, the protocol that of the questions too: what
-is read is what was written, or is refused. Folders of earlier versions have none.
+is read is what was written, or is refused.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from exgrpo_cli import __version__
 from exgrpo_cli.base.errors import DamageWarning, InputError
@@ -33,6 +33,7 @@ from exgrpo_cli.base.files import (
     read_json_lines,
     require_shape,
     require_writable,
+    take,
     values_digest,
     write_json,
     write_json_lines,
@@ -98,8 +99,12 @@ class ResultsFolder:
         path.mkdir(parents=True, exist_ok=True)
         folder._acquire()
         try:
-            if folder._protocol.is_file():
-                folder._check_stamp(stamp)
+            held = folder.stamp if folder._protocol.is_file() else stamp
+            if unlike := differences(held, stamp, may_differ=MAY_DIFFER_ON_RESUME):
+                raise InputError(
+                    f"{path} holds results of another protocol: {'; '.join(unlike)}. Choose another --output, or "
+                    "remove the folder."
+                )
             if folder._questions.is_file() or folder._records.is_file():
                 folder._check_questions(records)
             else:
@@ -133,22 +138,7 @@ class ResultsFolder:
         return folder
 
     def _acquire(self) -> None:
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            raise InputError(f"{self.path} is in use by another evaluation: wait for it to end.") from None
-        except OSError as error:
-            raise InputError(
-                f"{self.path / '.lock'} cannot be written ({error.strerror}): allow it, or work on a copy."
-            ) from error
-
-    def _check_stamp(self, stamp: Stamp) -> None:
-        unlike = differences(self.stamp, stamp, may_differ=MAY_DIFFER_ON_RESUME)
-        if unlike:
-            raise InputError(
-                f"{self.path} holds results of another protocol: {'; '.join(unlike)}. Choose another --output, or "
-                "remove the folder."
-            )
+        take(self._lock, f"{self.path} is in use by another evaluation: wait for it to end.")
 
     def _check_questions(self, records: Sequence[QuestionRecord]) -> None:
         for found, wanted in zip_longest(self.questions(), records):
@@ -162,20 +152,15 @@ class ResultsFolder:
     @property
     def stamp(self) -> Stamp:
         """Everything the score depends on; raises InputError where `protocol.json` is damaged."""
-        return self._sealed_stamp()[0]
+        return self._stamp_and_sum()[0]
 
-    def _sealed_stamp(self) -> tuple[Stamp, dict[str, Any]]:
-        """The stamp and the checksums that were written with it."""
+    def _stamp_and_sum(self) -> tuple[Stamp, object]:
+        """The stamp, and the checksum of the questions that was written with it."""
         stamp: Stamp = read_json(self._protocol, dict[str, dict[str, Any]])
         sums = stamp.pop(_SUMS, {})
         _require(sums.get("protocol"), values_digest(stamp), self._protocol, _AGAIN)
         require_shape(stamp, _STAMP, str(self._protocol))
-        return stamp, sums
-
-    @property
-    def _is_sealed(self) -> bool:
-        """Whether a version wrote the protocol that writes checksums to all files of the folder."""
-        return bool(self._sealed_stamp()[1])
+        return stamp, sums.get("questions")
 
     def write_stamp(self, stamp: Stamp, questions: str | None = None) -> None:
         """Replace `protocol.json`, with the checksums of itself and of the questions."""
@@ -191,7 +176,7 @@ class ResultsFolder:
         """The questions in their order, without samples; raises InputError where they are not as they were written."""
         rows = list(read_json_lines(self._questions))
         again = f"restore it from a copy, or {self._protocol}, which has the checksum; or choose another --output."
-        _require(self._sealed_stamp()[1].get("questions"), file_digest(self._questions), self._questions, again)
+        _require(self._stamp_and_sum()[1], file_digest(self._questions), self._questions, again)
         try:
             return msgspec.convert(rows, list[QuestionRecord])
         except msgspec.ValidationError as error:
@@ -205,12 +190,12 @@ class ResultsFolder:
         writable = self._lock.is_locked
         if writable and self._records.is_file():
             drop_torn_line(self._records)
-        questions, sealed = {record.question.id: record for record in self.questions()}, self._is_sealed
+        questions = {record.question.id: record for record in self.questions()}
         records: dict[str, QuestionRecord] = {}
         rows = list(read_json_lines(self._records)) if self._records.exists() else []
         for number, row in enumerate(rows, start=1):
             where = f"{self._records}, line {number}"
-            _require(row.pop(_SUM, None), values_digest(row), where, _LINE, sealed=sealed)
+            _require(row.pop(_SUM, None), values_digest(row), where, _LINE)
             try:
                 samples = msgspec.convert(row["samples"], tuple[Sample, ...])
                 record = replace(questions[row["question_id"]], samples=samples)
@@ -245,7 +230,7 @@ class ResultsFolder:
             warnings.warn(text, DamageWarning, stacklevel=2)
             return {}
         result = read_json(path)
-        _require(result.pop(_SUM, None), values_digest(result), path, again, sealed=self._is_sealed)
+        _require(result.pop(_SUM, None), values_digest(result), path, again)
         found = result.get("second_graders", {})
         require_shape(found, dict[str, dict[str, Any]], str(path))
         for score in found.values():
@@ -283,9 +268,9 @@ _AGAIN = "restore it from a copy, or evaluate again with another --output."
 _LINE = "remove the line, and the same evaluation asks its question again."
 
 
-def _require(written: object, found: str, where: object, then: str, *, sealed: bool = False) -> None:
-    """Raise InputError where a checksum was written, as it was if `sealed`, and is not that of what is there."""
-    if (sealed or written is not None) and written != found:
+def _require(written: object, found: str, where: object, then: str) -> None:
+    """Raise InputError where the checksum that was written is not that of what is there."""
+    if written != found:
         raise InputError(f"{where} is damaged (its checksum differs): {then}")
 
 
@@ -396,7 +381,8 @@ def write_samples(path: Path, evaluation: Evaluation, by_second: Mapping[str, Se
             plain = {name: getattr(sample, name) for name in ("member", "seed", "text", "logprob")}
             ended = {"stop_reason": sample.stop_reason.value, "tokens": sample.num_tokens}
             rows.append(of_question | plain | ended | {"verdict": sample.verdict.value, "level": record.question.level})
-    columns = {name: pa.array([row[name] for row in rows], numbers.get(name, pa.string())) for name in rows[0]}
     for name, verdicts in by_second.items():
-        columns[f"verdict_{name}"] = pa.array([verdict.value for verdict in verdicts], pa.string())
-    write_whole(path, lambda file: pq.write_table(pa.table(columns), file, compression="zstd"))
+        rows = [row | {f"verdict_{name}": verdict.value} for row, verdict in zip(rows, verdicts, strict=True)]
+    schema = pa.schema([(name, numbers.get(name, pa.string())) for name in rows[0]])
+    table = pa.Table.from_pylist(rows, schema)
+    write_whole(path, lambda file: pq.write_table(table, file, compression="zstd"))

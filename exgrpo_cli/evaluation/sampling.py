@@ -37,17 +37,23 @@ _BESIDE = {"math": ("oat",)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sample:
-    """One rollout of an evaluated question, as text."""
+class Response:
+    """One sampled response as text."""
 
-    member: int
-    seed: int
     text: str
-    """Whole response, thinking included, without the EOS."""
+    """All of it, thinking included, without the EOS."""
     num_tokens: int
     stop_reason: StopReason
     logprob: float | None
-    """Sum of the tokens' log-probs in nats as the engine computed them; None where it gives none."""
+    """Sum over its tokens in nats as the engine computed it; None where it gives none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample(Response):
+    """A response to an evaluated question, with its place and its verdict."""
+
+    member: int
+    seed: int
     verdict: Verdict
 
 
@@ -156,18 +162,6 @@ class Evaluation:
         if self.correct.min() == self.correct.max():
             return "95 %, Wilson over questions (all have the same count)"
         return f"95 %, bootstrap over questions, {RESAMPLES} resamples, seed {BOOTSTRAP_SEED}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Response:
-    """One sampled response as text."""
-
-    text: str
-    """Without the EOS."""
-    num_tokens: int
-    stop_reason: StopReason
-    logprob: float | None
-    """Sum over its tokens in nats; None where the engine gives none."""
 
 
 OnResponse = Callable[[int, int, Response], None]

@@ -18,12 +18,12 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from exgrpo_cli.base.errors import InputError, RunError, nearest
-from exgrpo_cli.base.types import AnswerFormat, Message, Question, SamplingParams, StopReason
+from exgrpo_cli.base.errors import InputError, RunError
+from exgrpo_cli.base.types import Message, Question, SamplingParams, StopReason
 from exgrpo_cli.evaluation import exchange
 from exgrpo_cli.evaluation.benchmarks import Protocol
 from exgrpo_cli.evaluation.sampling import OnResponse, Prepared, QuestionRecord, Response
-from exgrpo_cli.questions.prompts import TEMPLATES, THOUGHT_SOLUTION_SYSTEM
+from exgrpo_cli.questions.prompts import Template, answer_format, choose_template, messages_for, render
 
 Prompt = str | tuple[Message, ...]
 """Messages for the server's chat template, or the text of the prompt as it is."""
@@ -161,17 +161,13 @@ class Endpoint:
 
     def prepare(self, name: str, protocol: Protocol, records: tuple[QuestionRecord, ...]) -> Prepared:
         """See `LocalModel.prepare`; only the server knows its window: it refuses what exceeds it."""
-        template, requires_box = "chat" if protocol.template == "auto" else protocol.template, protocol.requires_box
+        template = choose_template(protocol.template, None, requires_box=protocol.requires_box)
         prompts = {record.question.id: endpoint_prompt(template, record.question) for record in records}
         return Prepared(
             records=tuple(replace(record, prompt_text=_prompt_text(prompts[record.question.id])) for record in records),
-            template=template,
-            answer_format=AnswerFormat(
-                # Nobody here opens `<think>`: what the server answers is graded from a `</think>` on where it has one.
-                opens_think=False,
-                requires_box=TEMPLATES[template].requires_box if requires_box is None else requires_box,
-                require_eos=protocol.require_eos,
-            ),
+            template=template.name,
+            # Nobody here opens `<think>`: what the server answers is graded from a `</think>` on where it has one.
+            answer_format=answer_format(replace(template, opens_think=False), require_eos=protocol.require_eos),
             max_tokens=protocol.max_tokens,
             open=lambda: lambda requests, params, on_response: self.respond_all(prompts, requests, params, on_response),
         )
@@ -307,21 +303,15 @@ class _MayPass(Exception):
     """Seconds that the server wants to be left alone."""
 
 
-def endpoint_prompt(name: str, question: Question) -> Prompt:
+def endpoint_prompt(template: Template, question: Question) -> Prompt:
     """Messages for a server's own chat template, or the text of a plain-text template.
 
-    `thought-solution` is its system message; opening `<think>` is up to the server's chat template. Raises InputError
-    for an unknown template.
+    `thought-solution` is its system message; opening `<think>` is up to the server's chat template.
     """
-    if name not in TEMPLATES:
-        raise InputError(f"Prompt template {name!r} is not known.{nearest(name, ['auto', *TEMPLATES])}")
-    template = TEMPLATES[name]
     if template.question_form is not None:
-        return template.question_form.replace("{question}", question.prompt[-1].content)
-    if template.system is not None:
-        turns = (message for message in question.prompt if message.role != "system")
-        return (Message(role="system", content=template.system), *turns)
-    return tuple(message for message in question.prompt if message.content != THOUGHT_SOLUTION_SYSTEM)
+        return render(template, question, None)
+    system = () if template.system is None else (Message(role="system", content=template.system),)
+    return (*system, *messages_for(template, question))
 
 
 def _prompt_text(prompt: Prompt) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from exgrpo_cli.base.errors import InputError, Interrupted
 from exgrpo_cli.base.files import write_text
@@ -161,8 +161,8 @@ def evaluate(plan: EvaluationPlan, note: Callable[[str], None], *, quiet: bool) 
         reporter.phase(f"preparing {', '.join(plan.folders)} and {plan.model}")
         with closing(_open_asker(plan, note)) as asker:
             # All of them first: a benchmark that cannot be had must not be found out about hours later.
-            sessions = [_prepare(plan.request, benchmark, asker, note) for benchmark in plan.benchmarks]
-            results = {session.benchmark.name: _run(plan, session, reporter) for session in sessions}
+            prepared = [_prepare(plan.request, benchmark, asker, note) for benchmark in plan.benchmarks]
+            results = {ready[0].name: _run(plan, *ready, reporter) for ready in prepared}
     return _report(plan.model, results, plan.summary_folder)
 
 
@@ -180,16 +180,13 @@ def _open_asker(plan: EvaluationPlan, note: Callable[[str], None]) -> "Asker":
     return LocalModel(plan.choice, **{name: getattr(request, name) for name in names})
 
 
-class Session(NamedTuple):
-    """A benchmark prepared for a model, and everything the score will depend on."""
+def _prepare(
+    request: EvaluationRequest, benchmark: Benchmark, asker: "Asker", note: Callable[[str], None]
+) -> tuple[Benchmark, Prepared, Stamp]:
+    """A benchmark prepared for a model, and all that the score will depend on.
 
-    benchmark: Benchmark
-    prepared: Prepared
-    stamp: Stamp
-
-
-def _prepare(request: EvaluationRequest, benchmark: Benchmark, asker: "Asker", note: Callable[[str], None]) -> Session:
-    """A benchmark with its questions, prompts and stamp. Raises InputError where it cannot be had or asked."""
+    Raises InputError where it cannot be had or asked.
+    """
     name, questions = benchmark.name, benchmark_questions(benchmark, request.data)
     if not benchmark.source.dataset and all(options_of(question) for question in questions.questions):
         # A file of the user's own says by its options how it is to be graded.
@@ -230,14 +227,15 @@ def _prepare(request: EvaluationRequest, benchmark: Benchmark, asker: "Asker", n
         **asker.stamp(),
         "environment": environment(),
     }
-    return Session(benchmark, prepared, stamp)
+    return benchmark, prepared, stamp
 
 
-def _run(plan: EvaluationPlan, session: Session, reporter: Reporter) -> dict[str, Any]:
+def _run(
+    plan: EvaluationPlan, benchmark: Benchmark, prepared: Prepared, stamp: Stamp, reporter: Reporter
+) -> dict[str, Any]:
     """Ask what the folder does not hold yet, each finished question on disk at once, and score it."""
-    (benchmark, prepared, stamp), records = session, session.prepared.records
-    name, protocol, total = benchmark.name, benchmark.protocol, len(records)
-    folder = ResultsFolder.create(plan.folders[name], stamp, records)
+    name, protocol, records = benchmark.name, benchmark.protocol, prepared.records
+    total, folder = len(records), ResultsFolder.create(plan.folders[name], stamp, records)
     with folder, open_pool(protocol.grader) as pool:
         finished = folder.records()
         left = [record for record in records if record.question.id not in finished]

@@ -82,23 +82,18 @@ def parse_in_two_stages() -> None:
         parser._interp.predictionMode = prediction_mode
         return parser
 
-    def read_in_two_stages(latex: str) -> Any:
-        nonlocal prediction_mode
-        try:
-            prediction_mode = PredictionMode.SLL
-            return read_in_mode(latex)
-        except Exception as error:
-            # A syntax error, the one thing that LL may read otherwise, is a bare Exception; others come after parsing.
-            if type(error) is not Exception:
-                raise
-            prediction_mode = PredictionMode.LL
-            return read_in_mode(latex)
-
     def read(latex: str) -> Any:
-        try:
-            return read_in_two_stages(latex)
-        except MemoryError as error:
-            raise OutOfMemoryError from error
+        nonlocal prediction_mode
+        for prediction_mode in (PredictionMode.SLL, PredictionMode.LL):
+            try:
+                return read_in_mode(latex)
+            except MemoryError as error:
+                raise OutOfMemoryError from error
+            except Exception as error:
+                # A syntax error, the one thing that LL may read otherwise, is a bare Exception; others come after
+                # parsing.
+                if type(error) is not Exception or prediction_mode == PredictionMode.LL:
+                    raise
 
     converter.create_parser = create_parser_in_mode
     math_verify_parser.parse_latex_cached = read

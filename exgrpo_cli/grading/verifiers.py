@@ -18,7 +18,8 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
-from exgrpo_cli.base.errors import InputError, nearest
+from exgrpo_cli.base.errors import InputError, first_line, nearest, shown
+from exgrpo_cli.base.files import parse_json
 from exgrpo_cli.base.types import Question, Verdict
 from exgrpo_cli.base.versions import install_command
 from exgrpo_cli.config.names import GYM, load_function
@@ -28,8 +29,6 @@ from exgrpo_cli.grading.plain import tables, verdict_of
 COUNTDOWN = "countdown"
 _MOST_CHARS = 200
 """Length of a countdown answer; bounds the depth of its brackets too."""
-_MOST_SHOWN = 80
-"""Characters of a value in a message."""
 _SUMS_AND_PRODUCTS = re.compile(r"[\d\s+\-*/()]*")
 _OPERATIONS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -48,18 +47,13 @@ def read_metadata(metadata: str | None) -> dict[str, Any]:
     Raises InputError for text that is no JSON table, or that no verifier could read.
     """
     try:
-        value = json.loads(metadata) if metadata else {}
-    # Too many brackets within each other; text that is no JSON, or a number of more digits than Python reads.
-    except (RecursionError, ValueError) as error:
-        raise InputError(f"a question's metadata {_shown(metadata)} cannot be read: {_shown(error)}.") from error
+        value = parse_json(metadata) if metadata else {}
+    # No JSON, or a number of more digits than Python reads.
+    except ValueError as error:
+        raise InputError(f"a question's metadata {shown(metadata)} cannot be read: {first_line(error)}.") from error
     if not isinstance(value, dict):
-        raise InputError(f"a question's metadata {_shown(metadata)} is no JSON table; write {{}} or leave it empty.")
+        raise InputError(f"a question's metadata {shown(metadata)} is no JSON table; write {{}} or leave it empty.")
     return value
-
-
-def _shown(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def verifier_of(metadata: str | None) -> str | None:
@@ -79,7 +73,7 @@ def grade_countdown(metadata: Mapping[str, Any], answer: str) -> Verdict:
     """
     given, target = _whole_numbers(COUNTDOWN, metadata, "numbers"), metadata.get("target")
     if type(target) not in (int, float):
-        raise InputError(f"a question of {COUNTDOWN!r} needs a number in metadata.target, not {_shown(target)}.")
+        raise InputError(f"a question of {COUNTDOWN!r} needs a number in metadata.target, not {shown(target)}.")
     text = " ".join(answer.split())
     if not text:
         return Verdict.NO_ANSWER
@@ -98,7 +92,7 @@ def grade_countdown(metadata: Mapping[str, Any], answer: str) -> Verdict:
 def _whole_numbers(kind: str, metadata: Mapping[str, Any], key: str) -> list[int]:
     numbers = metadata.get(key)
     if not isinstance(numbers, list) or not numbers or any(type(number) is not int for number in numbers):
-        raise InputError(f"a question of {kind!r} needs whole numbers in metadata.{key}, not {_shown(numbers)}.")
+        raise InputError(f"a question of {kind!r} needs whole numbers in metadata.{key}, not {shown(numbers)}.")
     return numbers
 
 
@@ -208,7 +202,7 @@ def sum_asked(question: Question) -> Sum | None:
     if known.get("trace") == "sum":
         modulus = known.get("modulus")
         if modulus is not None and type(modulus) is not int:
-            raise InputError(f"a question of 'sum' needs a whole number in metadata.modulus, not {_shown(modulus)}.")
+            raise InputError(f"a question of 'sum' needs a whole number in metadata.modulus, not {shown(modulus)}.")
         return Sum(terms=tuple(_whole_numbers("sum", known, "terms")), modulus=modulus)
     is_plain = question.source == ARITHMETIC and not known
     asked = _SUM.fullmatch(question.prompt[-1].content) if is_plain else None

@@ -6,6 +6,7 @@ row per step of every run, their settings, and its page.
 """
 
 import json
+import os
 import tomllib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning, list_parts, pa
 from exgrpo_cli.ledger.schemas import BODIES, EVENTS, IDENTITY_FILE, SCHEMAS, TABLES, TRAJECTORIES
 from exgrpo_cli.ledger.writer import schema_with_metadata, write_parquet
 from exgrpo_cli.publishing.hub import BATCH, ROWS
-from exgrpo_cli.publishing.package import MODEL_TEXTS, STUDY_TEXTS, VOCABULARY, WEIGHTS, Package, require_own
+from exgrpo_cli.publishing.package import AS_IT_IS, MODEL_TEXTS, Package
 from exgrpo_cli.publishing.private import METADATA_FILES, QUOTED, Private
 from exgrpo_cli.questions.question_file import read_questions, write_questions
 from exgrpo_cli.questions.sources import parse_hub_id, read_card
@@ -42,6 +43,8 @@ from exgrpo_cli.studies.study import RESULTS_FOLDER, carried, read_study
 MEANINGS = Path(__file__).with_name("columns.toml")
 """Meanings of the columns of each table."""
 ROWS_PER_FILE = 50_000
+STUDY_TEXTS = ("study.json", "results.json", "report.md")
+"""Files of a study's folder that go along: its plan and tables."""
 WORDS = [pa.field(name, pa.string()) for name in ("question", "answer", "response")]
 ROW_SCHEMA = pa.schema([*SCHEMAS[TRAJECTORIES], *WORDS, *list(SCHEMAS[BODIES])[1:]])
 RESULT: Shape = {
@@ -62,7 +65,7 @@ def packed(folder: Path, repo: str, *, results: Sequence[Path] = (), ledger: boo
     hub = parse_hub_id(repo)
     if hub is None or hub.repo != repo:
         raise InputError(f"--to {repo} is no name of a repository: it must be OWNER/NAME, such as your-name/my-run.")
-    _require_own_files(folder)
+    _require_own(folder)
     private = Private.of(folder)
     with TemporaryDirectory(prefix="exgrpo-publish-") as staging:
         if is_run(folder):
@@ -74,20 +77,27 @@ def packed(folder: Path, repo: str, *, results: Sequence[Path] = (), ledger: boo
         yield packages
 
 
-def _require_own_files(folder: Path) -> None:
-    """Raise InputError for a link out of the folder among what is read of a run or study.
+def _require_own(folder: Path) -> None:
+    """Raise InputError for a link out of the folder, and for no file or folder, among what is read of a run or study.
 
-    Questions may be one: their rows are checked, and a large file of them is linked by `train` itself.
+    Questions may be a link: their rows are checked, and a large file of them is linked by `train` itself.
     """
+    read = [*(folder / RESULTS_FOLDER).glob("*")]
     for run in (folder, *folder.glob("*/seed-*")):
-        read = (
-            own
-            for name in ("model", "samples", record.LEDGER_FOLDER)
-            for own in ((run / name), *(run / name).rglob("*"))
-        )
-        top = (path for path in run.glob("*") if path.suffix in (*QUOTED, ".md"))
-        require_own(folder, (path for path in (*top, run / "data", *read)))
-    require_own(folder, (folder / RESULTS_FOLDER).glob("*"))
+        read += [run / "data", *(path for path in run.glob("*") if path.suffix in (*QUOTED, ".md"))]
+        for part in (run / "model", run / "samples", run / record.LEDGER_FOLDER):
+            read += [part, *part.rglob("*")]
+    whole = folder.resolve()
+    for path in filter(os.path.lexists, read):
+        # `resolve` fails where a link leads to itself.
+        end = Path(os.path.realpath(path))
+        if not end.is_relative_to(whole):
+            raise InputError(
+                f"{path} is a link to {end}, outside {folder}: what is there would be published. Put a copy "
+                "in its place."
+            )
+        if not (path.is_file() or path.is_dir()):
+            raise InputError(f"{path} is neither a file nor a folder: nothing was published. Remove it.")
 
 
 def run_packages(
@@ -152,12 +162,25 @@ def _scores(heldout: Mapping[str, Any], folders: Sequence[Path]) -> Iterator[dic
 
 
 def _with_model(package: Package, model: Path, about: Mapping[str, Any]) -> Package:
-    """Weights and vocabulary from where they lie, the other files without what is private, and the card."""
-    for path in _written_files(model):
-        if path.name in VOCABULARY or WEIGHTS.fullmatch(path.name):
+    """Weights and vocabulary from where they lie, the other files without what is private, and the card.
+
+    Of a run that has noted its files only those go; a warning names others, which stay here.
+    """
+    noted = model.parent / CHECKSUMS_FILE
+    own = read_manifest(noted) if noted.is_file() else None
+    others = []
+    for path in sorted(model.iterdir()):
+        is_own = own is None or f"{model.name}/{path.name}" in own
+        if is_own and AS_IT_IS.fullmatch(path.name):
             package.files[path.name] = path
-        elif path.name in MODEL_TEXTS:
+        elif is_own and MODEL_TEXTS.fullmatch(path.name):
             package.copy(path)
+        elif path.name != "README.md":
+            others.append(path.name)
+    if others:
+        warnings.warn(
+            f"{model} has more than the run wrote, which stays here: {', '.join(others)}.", ToolkitWarning, stacklevel=2
+        )
     base, card = _base(about["config"])
     front = {
         "library_name": "transformers",
@@ -168,24 +191,6 @@ def _with_model(package: Package, model: Path, about: Mapping[str, Any]) -> Pack
         "datasets": about["hub_data"],
     }
     return package.finish("model.md.j2", front, {}, base=base, **about)
-
-
-def _written_files(model: Path) -> list[Path]:
-    """Files of a run's model, of those that the run has noted where it has; warns of others, which stay here."""
-    noted = model.parent / CHECKSUMS_FILE
-    own = set(read_manifest(noted)) if noted.is_file() else None
-    found = sorted(path for path in model.iterdir() if path.name != "README.md")
-    written = [
-        path
-        for path in found
-        if (path.name in (*VOCABULARY, *MODEL_TEXTS) or WEIGHTS.fullmatch(path.name))
-        and (own is None or f"{model.name}/{path.name}" in own)
-    ]
-    if others := [path.name for path in found if path not in written]:
-        warnings.warn(
-            f"{model} has more than the run wrote, which stays here: {', '.join(others)}.", ToolkitWarning, stacklevel=2
-        )
-    return written
 
 
 def _base(config: Config) -> tuple[str, dict[str, Any]]:
@@ -226,7 +231,13 @@ def _with_ledger(package: Package, run: Path, about: Mapping[str, Any]) -> Packa
     if reader.dropped:
         raise InputError(f"{reader.folder} is whole up to step {reader.last_step} only: {reader.dropped}.")
     num_rows = _write_rows(package, run, about["config"].backbone.source, reader)
-    _copy_questions(package, run / record.QUESTIONS_FILE)
+    # With the names of their sources alone, and without how they were made.
+    source = run / record.QUESTIONS_FILE
+    questions = [
+        replace(question, source=package.private.redact(question.source, str(source)))
+        for question in read_questions(source).questions
+    ]
+    write_questions(package.place(record.QUESTIONS_FILE.as_posix()), questions, {})
     package.copy(write_report(run, package.place("report.html")))
     tables = {
         ROWS: f"{ROWS}/*.parquet",
@@ -281,15 +292,6 @@ def _write_tables(package: Package, reader: LedgerReader) -> dict[str, str]:
                 write_parquet(file, rows, schema)
     package.copy(reader.folder / IDENTITY_FILE, f"{folder}/{IDENTITY_FILE}")
     return {name: f"{folder}/{name}/*.parquet" for name in tables if totals[name] and name != TRAJECTORIES}
-
-
-def _copy_questions(package: Package, source: Path) -> None:
-    """The question file with the names of its sources alone, and without how it was made."""
-    questions = [
-        replace(question, source=package.private.redact(question.source, str(source)))
-        for question in read_questions(source).questions
-    ]
-    write_questions(package.place(record.QUESTIONS_FILE.as_posix()), questions, {})
 
 
 def study_package(folder: Path, repo: str, staged: Path, private: Private) -> Package:

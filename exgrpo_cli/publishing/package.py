@@ -5,9 +5,8 @@ What is not changed (rows, vocabularies, weights) is looked at where it lies.
 """
 
 import json
-import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,45 +21,15 @@ from exgrpo_cli.publishing.private import QUOTED, Private
 MARKER = "exgrpo.json"
 """File of a repository that says what was published into it."""
 ROWS_LOOKED_AT = 1024
-VOCABULARY = (
-    "tokenizer.json",
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
-    "added_tokens.json",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
+AS_IT_IS = re.compile(
+    r"model(-\d{5}(-of-\d{5})?)?\.safetensors|(tokenizer|vocab|added_tokens)\.json|(merges|vocab)\.txt"
+    r"|(tokenizer|spiece|sentencepiece\.bpe)\.model"
 )
-"""Words of a model, which nothing is taken out of."""
-WEIGHTS = re.compile(r"model(-\d{5}(-of-\d{5})?)?\.safetensors")
-MODEL_TEXTS = (
-    "config.json",
-    "generation_config.json",
-    "model.safetensors.index.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "chat_template.json",
+"""Weights and words of a model, which nothing is taken out of."""
+MODEL_TEXTS = re.compile(
+    r"((generation_|tokenizer_)?config|model\.safetensors\.index|special_tokens_map)\.json|chat_template\.(jinja|json)"
 )
 """Other files that transformers writes into a model's folder."""
-STUDY_TEXTS = ("study.json", "results.json", "report.md")
-"""Files of a study's folder that go along: its plan and tables."""
-
-
-def require_own(folder: Path, paths: Iterable[Path]) -> None:
-    """Raise InputError for one of the paths that is there and is a link out of the folder, or no file or folder."""
-    whole = folder.resolve()
-    for path in paths:
-        # `resolve` fails where a link leads to itself.
-        end = Path(os.path.realpath(path))
-        if os.path.lexists(path) and not end.is_relative_to(whole):
-            raise InputError(
-                f"{path} is a link to {end}, outside {folder}: what is there would be published. Put a copy "
-                "in its place."
-            )
-        if os.path.lexists(path) and not (path.is_file() or path.is_dir()):
-            raise InputError(f"{path} is neither a file nor a folder: nothing was published. Remove it.")
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -92,8 +92,8 @@ TEMPLATES = {
 }
 
 
-def choose_template(name: str, tokenizer: Tokenizer, *, requires_box: bool | None = None) -> Template:
-    """The named template ("auto" is `chat`) as it is with this tokenizer.
+def choose_template(name: str, tokenizer: Tokenizer | None, *, requires_box: bool | None = None) -> Template:
+    """The named template ("auto" is `chat`) as it is with this tokenizer; without one, for a server that has its own.
 
     For `chat`, whether the prompt opens `<think>` and asks for `\\boxed{}` is read off the rendered text of an empty
     question. `requires_box` overrides what the template asks for.
@@ -104,12 +104,12 @@ def choose_template(name: str, tokenizer: Tokenizer, *, requires_box: bool | Non
     if name not in TEMPLATES:
         raise InputError(f"Prompt template {name!r} is not known.{nearest(name, ['auto', *TEMPLATES])}")
     template = TEMPLATES[name]
-    if template.question_form is None and not tokenizer.chat_template:
-        raise InputError(
-            f"Prompt template {name!r} needs a chat template and this backbone's tokenizer has none: "
-            "use 'step-by-step' or 'bare' (--set data.template=step-by-step; of evaluate: --template step-by-step)."
-        )
-    if template.question_form is None:
+    if template.question_form is None and tokenizer is not None:
+        if not tokenizer.chat_template:
+            raise InputError(
+                f"Prompt template {name!r} needs a chat template and this backbone's tokenizer has none: "
+                "use 'step-by-step' or 'bare' (--set data.template=step-by-step; of evaluate: --template step-by-step)."
+            )
         [text] = _chat_texts(template, [[Message(role="user", content="")]], tokenizer)
         template = replace(template, opens_think=_is_think_open(text), requires_box="\\boxed" in text)
     return template if requires_box is None else replace(template, requires_box=requires_box)
@@ -134,10 +134,10 @@ def render(template: Template, question: Question, tokenizer: Tokenizer) -> str:
                 f"use a chat template (--set data.template=chat)."
             )
         return template.question_form.replace("{question}", turns[0].content)
-    return _chat_texts(template, [_messages(template, question)], tokenizer)[0]
+    return _chat_texts(template, [messages_for(template, question)], tokenizer)[0]
 
 
-def _messages(template: Template, question: Question) -> list[Message]:
+def messages_for(template: Template, question: Question) -> list[Message]:
     """Those that a chat template is given, but for its own system message."""
     # Data sets with the paper's system message were published with a template already applied.
     own = [each for each in question.prompt if each.role == "system" and each.content != THOUGHT_SOLUTION_SYSTEM]
@@ -197,7 +197,7 @@ def encode_within(
 
 def _token_ids(template: Template, questions: Sequence[Question], tokenizer: Tokenizer) -> list[list[int]]:
     if template.question_form is None:
-        texts = _chat_texts(template, [_messages(template, question) for question in questions], tokenizer)
+        texts = _chat_texts(template, [messages_for(template, question) for question in questions], tokenizer)
     else:
         texts = [render(template, question, tokenizer) for question in questions]
     return _tokenized(texts, tokenizer, add_special_tokens=template.question_form is not None)

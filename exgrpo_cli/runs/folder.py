@@ -15,7 +15,7 @@ from sys import float_info
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from jaxtyping import Float64, Int64
 from safetensors import SafetensorError
 
@@ -33,6 +33,7 @@ from exgrpo_cli.base.files import (
     remove_partials,
     remove_path,
     require_writable,
+    take,
     write_json_lines,
     write_manifest,
     write_text,
@@ -156,19 +157,9 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder for one writer; raises InputError when another has it or the folder cannot be written."""
-        lock = FileLock(self.path / ".lock", timeout=0)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise InputError(f"{self.path}: another process is training in it; wait for it or stop it.") from None
-        except OSError as error:
-            raise InputError(
-                f"{lock.lock_file} cannot be written ({error.strerror}): allow it, or go on with a copy of the folder."
-            ) from error
-        try:
+        in_use = f"{self.path}: another process is training in it; wait for it or stop it."
+        with take(FileLock(self.path / ".lock"), in_use):
             yield
-        finally:
-            lock.release()
 
     def metrics_lines(self) -> Iterator[dict[str, Any]]:
         """The steps of `metrics.jsonl`, first to last; none before the first step."""

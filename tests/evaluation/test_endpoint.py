@@ -22,6 +22,7 @@ from exgrpo_cli.evaluation.benchmarks import benchmark_questions, own_benchmark
 from exgrpo_cli.evaluation.sampling import sample_seeds
 from exgrpo_cli.evaluation.server import Endpoint, endpoint_prompt, throttled
 from exgrpo_cli.evaluation.service import EvaluationRequest
+from exgrpo_cli.questions.prompts import TEMPLATES
 
 PARAMS = SamplingParams(temperature=0.6, top_p=1.0, max_new_tokens=64)
 
@@ -226,11 +227,13 @@ def test_a_killed_evaluation_goes_on(tmp_path, serve):
 def test_prompts_for_a_server(tmp_path, serve):
     server = serve(lambda path, body, before: completion(path))
     (question,) = benchmark_questions(own_benchmark("sums"), questions_file(tmp_path, 1)).questions
-    assert endpoint_prompt("step-by-step", question) == "User: 0+1=?\nAnswer: Let's think step by step.\n"
-    system, user = endpoint_prompt("thought-solution", question)
+    assert endpoint_prompt(TEMPLATES["step-by-step"], question) == "User: 0+1=?\nAnswer: Let's think step by step.\n"
+    system, user = endpoint_prompt(TEMPLATES["thought-solution"], question)
     assert (system.role, user.role, user.content) == ("system", "user", "0+1=?")
     assert system.content.startswith("Your task is to follow a systematic")
-    assert patient(server).respond(endpoint_prompt("chat", question), 1, PARAMS).text == "/v1/chat/completions"
+    assert (
+        patient(server).respond(endpoint_prompt(TEMPLATES["chat"], question), 1, PARAMS).text == "/v1/chat/completions"
+    )
     whole = {"usage": {"completion_tokens": 1}}
     plain = serve(lambda path, body, before: (200, {"choices": [{"text": path, "finish_reason": "stop"}], **whole}))
     assert patient(plain).respond("0+1=", 1, PARAMS).text == "/v1/completions"

@@ -104,7 +104,7 @@ def test_an_unknown_verifier_is_named():
         ('{"verifier": "countdown", "target": 6}', "needs whole numbers in metadata.numbers, not None"),
         (
             '{"verifier": "countdown", "numbers": "2 3", "target": 6}',
-            "needs whole numbers in metadata.numbers, not 2 3",
+            "needs whole numbers in metadata.numbers, not '2 3'",
         ),
         ('{"verifier": "countdown", "numbers": [2, [3]], "target": 6}', "needs whole numbers in metadata.numbers"),
         ('{"verifier": "countdown", "numbers": [2, 3]}', "needs a number in metadata.target, not None"),
