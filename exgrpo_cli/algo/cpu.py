@@ -186,34 +186,14 @@ class FastLinear(nn.Linear):
         return linear(inputs, self.weight, self.bias)
 
 
-class _RoundedLinear(torch.autograd.Function):
-    """`_Linear` with factors rounded to bfloat16, forward and backward; sums are float32, rounded once at their end."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        rounded, narrow = inputs.bfloat16(), weight.bfloat16()
-        ctx.save_for_backward(rounded, narrow)
-        result = F.linear(rounded, narrow).float()
-        return result if bias is None else result + bias
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        rounded, narrow = ctx.saved_tensors
-        rows = grads[0].bfloat16().flatten(0, -2)
-        wants_inputs, wants_weight, wants_bias = ctx.needs_input_grad
-        return (
-            (rows @ narrow).float().view(rounded.shape) if wants_inputs else None,
-            (rows.t() @ rounded.flatten(0, -2)).float() if wants_weight else None,
-            grads[0].flatten(0, -2).sum(dim=0) if wants_bias else None,
-        )
-
-
 class RoundedLinear(nn.Linear):
-    """A linear layer whose float32 matmuls have bfloat16 factors; parameters and names are those of nn.Linear."""
+    """A linear layer whose float32 matmuls have bfloat16 factors, forward and backward; their sums are float32, rounded
+    once at their end. Parameters and names are those of nn.Linear."""
 
     def forward(self, inputs: Float[Tensor, "*batch ins"]) -> Float[Tensor, "*batch outs"]:
         """(..., in_features) to (..., out_features), as `nn.Linear`."""
-        return _RoundedLinear.apply(inputs, self.weight, self.bias)
+        outputs = F.linear(inputs.bfloat16(), self.weight.bfloat16()).float()
+        return outputs if self.bias is None else outputs + self.bias
 
 
 def has_rounded_matmuls(model: nn.Module) -> bool:

@@ -22,7 +22,7 @@ TEXT_SHOWN = 60
 """Characters of a question's text."""
 RESPONSE_SHOWN = 400
 """Characters of a response."""
-ROWS_SHOWN = 10
+ROWS_SHOWN = 20
 """Rows of a step's table: a step may draw from hundreds."""
 TIMES_SHOWN = 8
 """Rows of a table over time."""
@@ -233,8 +233,9 @@ def _beginning(found: Sequence[Numbers], below: str, said: str = "") -> tuple[li
     """Rows of the first of what was `found`, each above those that it holds, and a caption on how many are left out."""
     sizes = itertools.accumulate(1 + len(each[below]) for each in found)
     shown = found[: max(1, sum(size <= ROWS_SHOWN for size in sizes))]
-    rest = f"{len(shown)} of {len(found)}; all of them, with whole texts: --json" if len(shown) < len(found) else ""
-    return [row for each in shown for row in (each, *each[below])], "\n".join(filter(None, (said, rest)))
+    if len(shown) < len(found):
+        said += f"\nThe first {len(shown)} of {len(found)}; all of them, with whole texts: --json"
+    return [row for each in shown for row in (each, *each[below])], said.strip()
 
 
 def _question_tables(label: str, history: Numbers) -> Iterator[Table]:

@@ -134,7 +134,7 @@ def test_the_tables_of_a_step_stand_alone(runs: tuple[Path, Path], capsys: pytes
     out = capsys.readouterr().out
     assert "buckets at step 6" in out and "drawn at step 6" in out and "Replay buffer" not in out
     # A few of its questions, and how the others are seen.
-    [shown, drawn] = re.findall(r"(\d+) of (\d+); all of them, with whole texts: --json", out)[0]
+    [shown, drawn] = re.findall(r"The first (\d+) of (\d+); all of them, with whole texts: --json", out)[0]
     assert 1 <= int(shown) < int(drawn) and len(out.split("drawn at step 6")[1].splitlines()) < 40
     assert exgrpo(["replay-stats", str(runs[0]), "--step", "1"]) == 0
     assert "on-policy phase: replay begins with step 2" in capsys.readouterr().out

@@ -1,8 +1,7 @@
 """A key-value cache of slots: rows of different lengths that come and go one by one, and attention over it.
 
-Each layer has one preallocated buffer for keys and one for values, and they grow one by one, so that little is held
-twice; a slot's tokens lie at columns 0 .. length - 1. The rows in use are always the first ones, so that a decoding
-step reads plain slices.
+Each layer has one buffer for keys and one for values; a slot's tokens lie at columns 0 .. length - 1. The rows in use
+are always the first ones, so that a decoding step reads plain slices.
 
 Axes: slots = rows there is room for, rows = slots in use, heads = query heads, kv_heads = key-value heads, columns =
 tokens there is room for, span = columns that some row uses, lists = rows times key-value heads, width = head dimension.
@@ -14,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import AttentionInterface, Cache, DynamicCache
@@ -22,11 +20,6 @@ from transformers import AttentionInterface, Cache, DynamicCache
 from exgrpo_cli.base.types import SamplingParams
 from exgrpo_cli.engines.causal_lm import CausalLM, refuse_unsupported, to_device
 from exgrpo_cli.engines.hf.prompts import Prefilled, sample_tokens
-
-FIRST_COLUMNS = 64
-"""Columns for response tokens to begin with: few, so that the rows in use lie close together in memory."""
-GROWTH = 1.5
-"""Factor by which the columns grow."""
 
 
 class SlotCache(Cache):
@@ -47,7 +40,6 @@ class SlotCache(Cache):
         states = [each for layer in layers for each in (layer.keys, layer.values)]
         if not self._buffers:
             self._allocate(states)
-        self._widen(max(lengths[source] for source in sources) + 1)
         row = first_row
         for source, same in itertools.groupby(sources):
             rows, length = slice(row, row + len(list(same))), lengths[source]
@@ -66,7 +58,6 @@ class SlotCache(Cache):
     def begin_step(self, lengths: Int[Tensor, " rows"], span: int) -> Float[Tensor, "rows kv_heads 1 span"]:
         """Point the next token of each row at its own column; returns the additive attention mask of the step."""
         self._span = span
-        self._widen(span)
         # Where the new token of each row and head goes, in a layer's buffer seen as a list of vectors.
         self._places = (self._lists[: len(lengths)] + lengths[:, None]).flatten()
         self._mask.view(-1).index_fill_(0, self._places, 0.0)
@@ -89,25 +80,16 @@ class SlotCache(Cache):
 
     def _allocate(self, prompts: Sequence[Tensor]) -> None:
         """Room for `max_rows` rows, with the heads, widths and dtype of a prompt's keys and values."""
-        shape = self._max_rows, prompts[0].shape[1], 0
-        self._buffers = [states.new_empty(*shape, states.shape[3]) for states in prompts]
+        shape = self._max_rows, prompts[0].shape[1], self._max_columns
+        # Zeros, not garbage: a masked column has weight 0, and 0 times the NaN of uninitialised memory is NaN.
+        self._buffers = [states.new_zeros(*shape, states.shape[3]) for states in prompts]
         # Added to attention scores, which are at least float32: 0 at the columns of a row, the lowest number elsewhere.
         wide = torch.promote_types(prompts[0].dtype, torch.float32)
         self._hidden = torch.finfo(wide).min
-        self._mask = prompts[0].new_empty(shape, dtype=wide)
-        self._widen(prompts[0].shape[2] + FIRST_COLUMNS)
-
-    def _widen(self, columns: int) -> None:
-        rows, heads, now = self._mask.shape
-        if columns <= now:
-            return
-        wider = min(self._max_columns, max(columns, int(GROWTH * now)))
-        for index, buffer in enumerate(self._buffers):
-            # Zeros, not garbage: a masked column has weight 0, and 0 times the NaN of uninitialised memory is NaN.
-            self._buffers[index] = F.pad(buffer, (0, 0, 0, wider - now))
-        self._mask = F.pad(self._mask, (0, wider - now), value=self._hidden)
+        self._mask = prompts[0].new_full(shape, self._hidden, dtype=wide)
         # Beginnings of the columns of each row and head, in a layer's buffer seen as a list of vectors.
-        self._lists = torch.arange(rows * heads, device=self._mask.device).view(rows, heads) * wider
+        lists = torch.arange(shape[0] * shape[1], device=self._mask.device)
+        self._lists = lists.view(*shape[:2]) * self._max_columns
 
 
 GROUPED_DECODING = "exgrpo_grouped_decoding"
