@@ -14,13 +14,15 @@ import urllib.request
 from http.client import HTTPException, HTTPResponse
 from typing import Any, NamedTuple
 
-from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.output import printable
 
 _LEAST_PIECE = 6
 """Characters of a key that tell of it."""
 _LONGEST_PART = 16
 """Characters of a part of an address; a longer one may be a key."""
+_LOOKED_AT, _SHOWN = 4096, 200
+"""Characters of a server's text that are looked at for a message, and shown."""
 
 
 class Reply(NamedTuple):
@@ -31,16 +33,11 @@ class Reply(NamedTuple):
     body: bytes
 
 
-class TooLong(Exception):
-    """A reply has more bytes than it may have."""
+class MayPass(Exception):
+    """An attempt failed, in words; the next one may not."""
 
-
-class Elsewhere(Exception):
-    """A reply sends the request on to where it must not go."""
-
-
-class BadReply(Exception):
-    """A reply is no HTTP, or there is none; `reason` says why."""
+    pause = 0.0
+    """Seconds that the server wants to be left alone."""
 
 
 def checked_address(url: str) -> str:
@@ -100,41 +97,47 @@ def _forms(key: str) -> set[str]:
     return {key, key.encode().hex(), urllib.parse.quote(key, safe=""), *(code for code in codes if code)}
 
 
+def said(text: str, key: str | None) -> str:
+    """A server's text as it may be shown."""
+    return without_key(text[:_LOOKED_AT], key).strip()[:_SHOWN]
+
+
 def ask(url: str, body: bytes | None, *, key: str | None, seconds: float, max_bytes: int) -> Reply:
     """The whole reply to a GET, or with a `body` to a POST of JSON, whatever its status.
 
-    Raises Elsewhere for a redirect that leaves the server (scheme, host and port), and for any of a POST; TooLong,
-    TimeoutError or BadReply where there is no whole reply within the bounds.
+    Raises RunError for a redirect that leaves the server (scheme, host and port), for any of a POST, and for too many
+    bytes; MayPass where there is no reply, or no whole one in time.
     """
-    limits = _Bounded(time.monotonic() + seconds, max_bytes)
+    exchange = _Exchange(shown_address(url), key, seconds, max_bytes)
     request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
     if key:
         # Goes along where the server redirects: that can only be to itself.
         request.add_header("Authorization", f"Bearer {key}")
-    opener = urllib.request.build_opener(_SameServer, limits)
     try:
         try:
-            reply = opener.open(request, timeout=seconds)
+            reply = urllib.request.build_opener(exchange).open(request, timeout=seconds)
         except urllib.error.HTTPError as error:
             reply = error
         return Reply(reply.status, reply.headers, reply.read(max_bytes))
     except (OSError, HTTPException, ValueError) as error:
         # Its own words hold the server's, and would be shown by `--debug`.
         reason = getattr(error, "reason", None) or error
+        why = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
         if isinstance(reason, TimeoutError):
-            raise TimeoutError from None
-        raise BadReply(getattr(reason, "strerror", None) or str(reason) or type(reason).__name__) from None
+            why = f"timed out: no whole answer in {seconds:g} s (see --timeout)"
+        raise MayPass(said(why, key)) from None
     finally:
-        for opened in limits.replies:
+        for opened in exchange.replies:
             opened.close()
 
 
-class _Bounded(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
-    """Opens connections that read until a moment, and so many bytes, redirects included."""
+class _Exchange(urllib.request.HTTPSHandler, urllib.request.HTTPHandler, urllib.request.HTTPRedirectHandler):
+    """Bounds of a request, redirects included: the moment at which all must have come, the bytes left, one server."""
 
-    def __init__(self, until: float, left: int) -> None:
+    def __init__(self, server: str, key: str | None, seconds: float, max_bytes: int) -> None:
         super().__init__()
-        self.until, self.left = until, left
+        self.server, self.key, self.max_bytes = server, key, max_bytes
+        self.until, self.left = time.monotonic() + seconds, max_bytes
         self.replies: list[HTTPResponse] = []
 
     def do_open(self, http_class: Any, req: Any, **given: Any) -> Any:
@@ -152,38 +155,43 @@ class _Bounded(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
 
         return super().do_open(connect, req, **given)
 
+    def redirect_request(self, request: Any, reply: Any, code: int, words: str, headers: Any, url: str) -> Any:
+        """See `HTTPRedirectHandler`. Raises RunError."""
+        # Taken apart as the request itself will be; behind a proxy a request's own host is the proxy.
+        before, after = (urllib.request.Request(each) for each in (request.full_url, url))
+        if request.data is not None or (before.type, before.host) != (after.type, after.host):
+            raise RunError(
+                f"{self.server} sends requests on to {said(url, self.key)}, and they go to --endpoint alone: name that "
+                "address if it is the right one."
+            )
+        return super().redirect_request(request, reply, code, words, headers, url)
+
 
 class _BoundedBytes(io.RawIOBase):
     """Bytes of a socket, within limits."""
 
-    def __init__(self, sock: Any, raw: Any, limits: _Bounded) -> None:
+    def __init__(self, sock: Any, raw: Any, limits: _Exchange) -> None:
         self._sock, self._raw, self._limits = sock, raw, limits
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read what there is. Raises TimeoutError or TooLong at a limit."""
-        seconds = self._limits.until - time.monotonic()
+        """Read what there is. Raises TimeoutError or RunError at a limit."""
+        limits = self._limits
+        seconds = limits.until - time.monotonic()
         if seconds <= 0:
             raise TimeoutError
         self._sock.settimeout(seconds)
         count: int = self._raw.readinto(buffer)
-        self._limits.left -= count
-        if self._limits.left < 0:
-            raise TooLong
+        limits.left -= count
+        if limits.left < 0:
+            raise RunError(
+                f"{limits.server} sends more than {limits.max_bytes / 1e6:.1f} MB as one answer, more than "
+                "--max-tokens can be: is --endpoint its address?"
+            )
         return count
 
     def close(self) -> None:
         self._raw.close()
         super().close()
-
-
-class _SameServer(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, request: Any, reply: Any, code: int, said: str, headers: Any, url: str) -> Any:
-        """See `HTTPRedirectHandler`. Raises Elsewhere."""
-        # Taken apart as the request itself will be; behind a proxy a request's own host is the proxy.
-        before, after = (urllib.request.Request(each) for each in (request.full_url, url))
-        if request.data is not None or (before.type, before.host) != (after.type, after.host):
-            raise Elsewhere(url)
-        return super().redirect_request(request, reply, code, said, headers, url)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -127,24 +128,22 @@ class PreparePlan:
 
     def run(self, *, quiet: bool) -> PrepareResult:
         """Read, audit and write. Raises InputError and RunError as `prepare` does, Interrupted after Ctrl-C."""
-        request, reporter = self.request, make_reporter(quiet=quiet)
+        request, limit = self.request, None
         try:
-            limit = None
-            if request.backbone is not None:
-                data, tiny = self.settings.data, self.settings.tiny
-                tokenizer = load_tokenizer(self.settings.backbone, tiny, reporter.progress)
-                template = choose_template(data.template, tokenizer)
-                limit = PromptLimit(template=template, tokenizer=tokenizer, max_tokens=data.max_prompt_tokens)
-            benchmarks = _benchmarks(request.decontaminate, reporter)
-            options = replace(self.options, prompt_limit=limit, benchmarks=benchmarks)
-            reports = prepare(request.source, self.output, options, reporter.progress)
+            with closing(make_reporter(quiet=quiet)) as reporter:
+                if request.backbone is not None:
+                    data, tiny = self.settings.data, self.settings.tiny
+                    tokenizer = load_tokenizer(self.settings.backbone, tiny, reporter.progress)
+                    template = choose_template(data.template, tokenizer)
+                    limit = PromptLimit(template=template, tokenizer=tokenizer, max_tokens=data.max_prompt_tokens)
+                benchmarks = _benchmarks(request.decontaminate, reporter)
+                options = replace(self.options, prompt_limit=limit, benchmarks=benchmarks)
+                reports = prepare(request.source, self.output, options, reporter.progress)
         except KeyboardInterrupt:
             raise Interrupted(
                 f"stopped, {self.output} was not written; run the same command again: it starts over, "
                 f"files fetched whole from the hub are kept."
             ) from None
-        finally:
-            reporter.close()
         shown = [] if limit is None else [_seen(question, limit) for question in reports[0].questions[: request.show]]
         return PrepareResult(reports, shown)
 

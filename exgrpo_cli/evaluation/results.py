@@ -24,7 +24,6 @@ from filelock import FileLock
 from exgrpo_cli import __version__
 from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.files import (
-    NUMBER,
     append_json_lines,
     drop_torn_line,
     file_digest,
@@ -75,7 +74,6 @@ _STAMP = {
     "grader": {"name": str},
 }
 """Keys that are read of a stored stamp, whoever wrote it."""
-_SCORE = dict.fromkeys(("avg_at_k", "low", "high"), NUMBER)
 
 
 class ResultsFolder:
@@ -86,6 +84,7 @@ class ResultsFolder:
         self._protocol = path / "protocol.json"
         self._questions = path / "questions.jsonl"
         self._records = path / "records.jsonl"
+        self._result = path / "results.json"
         self._lock = FileLock(path / ".lock")
 
     @classmethod
@@ -224,22 +223,26 @@ class ResultsFolder:
 
         Raises InputError where it is damaged.
         """
-        path, again = self.path / "results.json", f"`exgrpo evaluate --rescore --output {self.path}` writes it again."
-        if not path.is_file():
-            text = f"{path} is missing, and with it the scores of second graders, which are left out: {again}"
-            warnings.warn(text, DamageWarning, stacklevel=2)
+        if not self.has_result:
+            text = f"{self._result} is missing, and with it the scores of second graders, which are left out: "
+            warnings.warn(text + _RESCORE.format(self.path), DamageWarning, stacklevel=2)
             return {}
-        result = read_json(path)
-        _require(result.pop(_SUM, None), values_digest(result), path, again)
-        found = result.get("second_graders", {})
-        require_shape(found, dict[str, dict[str, Any]], str(path))
-        for score in found.values():
-            require_shape(score, _SCORE, str(path))
-        return dict(found)
+        return dict(self.result().get("second_graders", {}))
+
+    @property
+    def has_result(self) -> bool:
+        """Whether the evaluation has come to its end."""
+        return self._result.is_file()
+
+    def result(self) -> dict[str, Any]:
+        """What `results.json` holds; raises InputError where it is damaged."""
+        result: dict[str, Any] = read_json(self._result)
+        _require(result.pop(_SUM, None), values_digest(result), self._result, _RESCORE.format(self.path))
+        return result
 
     def write_results(self, result: Mapping[str, Any]) -> None:
         """Replace `results.json`, with a checksum of itself."""
-        write_json(self.path / "results.json", {**result, _SUM: values_digest(result)})
+        write_json(self._result, {**result, _SUM: values_digest(result)})
 
     def append(self, records: Iterable[QuestionRecord]) -> None:
         """Add finished questions in one write, flushed before it returns.
@@ -265,6 +268,7 @@ class ResultsFolder:
 
 _SUMS, _SUM = "checksums", "checksum"
 _AGAIN = "restore it from a copy, or evaluate again with another --output."
+_RESCORE = "`exgrpo evaluate --rescore --output {}` writes it again."
 _LINE = "remove the line, and the same evaluation asks its question again."
 
 

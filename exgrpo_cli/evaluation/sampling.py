@@ -32,8 +32,6 @@ from exgrpo_cli.grading.verifiers import verifier_of
 
 BOOTSTRAP_SEED = 0
 MOST_WORKERS = 8
-_BESIDE = {"math": ("oat",)}
-"""Graders that always stand beside another one: the paper's scores are Oat's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -264,12 +262,13 @@ def open_pool(grader: str) -> GradingPool:
 
 
 def graders_beside(grader: str, questions: Iterable[Question]) -> tuple[str, ...]:
-    """Graders that stand beside `grader` unasked; none where questions bring verifiers, which only `grader` uses.
+    """Graders that stand beside `grader` unasked: `oat` beside `math`, since the paper's scores are Oat's.
 
-    Such a question's gold is one right answer of many: held against it alone, others are wrong.
+    None where questions bring verifiers. Such a gold is one right answer of many: held against it alone, others are
+    wrong.
     """
     has_own = any(verifier_of(question.metadata) is not None for question in questions)
-    return () if has_own else _BESIDE.get(grader, ())
+    return ("oat",) if grader == "math" and not has_own else ()
 
 
 def regrade(

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -22,6 +22,7 @@ from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import Message, Question, SamplingParams, StopReason
 from exgrpo_cli.evaluation import exchange
 from exgrpo_cli.evaluation.benchmarks import Protocol
+from exgrpo_cli.evaluation.exchange import MayPass
 from exgrpo_cli.evaluation.sampling import OnResponse, Prepared, QuestionRecord, Response
 from exgrpo_cli.questions.prompts import Template, answer_format, choose_template, messages_for, render
 
@@ -31,9 +32,6 @@ Prompt = str | tuple[Message, ...]
 # Time-out, conflict, too early, too many requests: the same request may succeed later.
 _PASSING_CLIENT_ERRORS = (408, 409, 425, 429)
 _LONGEST_PAUSE_SECONDS = 60.0
-# Whatever ended a response but the limit ended it for good: a filter that cut it off would do so again.
-_STOP_REASONS = dict.fromkeys(("stop", "content_filter", "tool_calls", "function_call"), StopReason.EOS)
-_STOP_REASONS["length"] = StopReason.LENGTH
 _NOTE_EVERY_SECONDS = 30.0
 """Many requests fail together when a server does: one line tells of all."""
 
@@ -41,15 +39,12 @@ _FIRST_SECONDS = 15.0
 """Longest wait for what a server says of itself."""
 _BYTES, _BYTES_PER_TOKEN = 4 << 20, 100
 """Bound on an answer: of any, and for each token asked for, which as JSON has some 6 bytes, and 20 in some scripts."""
-_LOOKED_AT, _SHOWN = 4096, 200
-"""Characters of a server's text that are looked at for a message, and shown."""
 _SECRET = 8
 """Characters from which on a key is left out of an answer too; a shorter one is a placeholder and may be a word."""
 _PARSING = threading.Lock()
 """One answer at a time is taken apart: as objects it has many times its size."""
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 
 class _Message(msgspec.Struct):
@@ -57,9 +52,14 @@ class _Message(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    finish_reason: str
+    # Whatever ended a response but the limit ended it for good: a filter that cut it off would do so again.
+    finish_reason: Literal["stop", "content_filter", "tool_calls", "function_call", "length"]
     message: _Message | None = None
     text: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.message is None and self.text is None:
+            raise ValueError("neither a message nor a text")
 
 
 class _Usage(msgspec.Struct):
@@ -138,7 +138,7 @@ class Endpoint:
         try:
             # Less patience for an address where nobody has answered yet: a mistyped port is refused for ever.
             asking = replace(self, attempts=min(3, self.attempts), timeout_seconds=self.first_seconds)
-            listed = asking._ask("/models", None, _Models, lambda reply: [model.id for model in reply.data])
+            listed = [model.id for model in asking._ask("/models", None, _Models).data]
         except RunError as error:
             raise InputError(str(error)) from error
         if self.model not in listed:
@@ -149,9 +149,8 @@ class Endpoint:
     def versioned(self) -> "Endpoint":
         """The same with what the server says at `/version`, as vLLM does; "unknown" where it says nothing."""
         asking, url = replace(self, timeout_seconds=self.first_seconds), self.base.removesuffix("/v1") + "/version"
-        with suppress(RunError, _MayPass):
-            said = asking._reply(url, None, _Version, lambda reply: self._said(reply.version))
-            return replace(self, version=said or self.version)
+        with suppress(RunError, MayPass):
+            return replace(self, version=self._said(asking._reply(url, None, _Version).version) or self.version)
         return self
 
     @property
@@ -234,15 +233,27 @@ class Endpoint:
             path, body["prompt"] = "/completions", prompt
         else:
             path, body["messages"] = "/chat/completions", [asdict(message) for message in prompt]
-        return self._ask(path, body, _Completion, lambda reply: _response(reply, self.api_key))
+        reply = self._ask(path, body, _Completion)
+        choice = reply.choices[0]
+        # A thinking model cut off before its answer has no content.
+        text = (choice.text if choice.message is None else choice.message.content) or ""
+        if self.api_key and len(self.api_key) >= _SECRET:
+            text = text.replace(self.api_key, "***")
+        return Response(
+            # JSON may hold half a surrogate pair, a file may not.
+            text=text.encode("utf-8", "replace").decode("utf-8"),
+            num_tokens=reply.usage.completion_tokens,
+            stop_reason=StopReason.LENGTH if choice.finish_reason == "length" else StopReason.EOS,
+            logprob=None,
+        )
 
-    def _ask(self, path: str, body: Mapping[str, Any] | None, kind: type[T], read: Callable[[T], R]) -> R:
-        """The reply as `read` makes it, asked for until one can be read; raises RunError at once for a refusal."""
-        failure = _MayPass("")
+    def _ask(self, path: str, body: Mapping[str, Any] | None, kind: type[T]) -> T:
+        """The reply, asked for until one can be read; raises RunError at once for a refusal."""
+        failure = MayPass("")
         for number in range(1, self.attempts + 1):
             try:
-                return self._reply(self.base + path, body, kind, read)
-            except _MayPass as error:
+                return self._reply(self.base + path, body, kind)
+            except MayPass as error:
                 failure = error
             if number < self.attempts:
                 wait = min(max(self.backoff_seconds * 2 ** (number - 1), failure.pause), _LONGEST_PAUSE_SECONDS)
@@ -253,54 +264,31 @@ class Endpoint:
             "address? Finished questions are kept: run the same command again once it answers."
         ) from failure
 
-    def _reply(self, url: str, body: Mapping[str, Any] | None, kind: type[T], read: Callable[[T], R]) -> R:
-        """One attempt. Raises RunError for a refusal, _MayPass for what may be gone the next time."""
+    def _reply(self, url: str, body: Mapping[str, Any] | None, kind: type[T]) -> T:
+        """One attempt. Raises RunError for a refusal, MayPass for what may be gone the next time."""
         data = None if body is None else json.dumps(body).encode()
         max_bytes = _BYTES + _BYTES_PER_TOKEN * (body or {}).get("max_tokens", 0)
-        try:
-            reply = exchange.ask(url, data, key=self.api_key, seconds=self.timeout_seconds, max_bytes=max_bytes)
-        except exchange.Elsewhere as error:
-            raise RunError(
-                f"{self.shown} sends requests on to {self._said(str(error))}, and they go to --endpoint alone: name "
-                "that address if it is the right one."
-            ) from None
-        except exchange.TooLong:
-            raise RunError(
-                f"{self.shown} sends more than {max_bytes / 1e6:.1f} MB as one answer, more than --max-tokens can be: "
-                "is --endpoint its address?"
-            ) from None
-        except TimeoutError:
-            raise _MayPass(f"timed out: no whole answer in {self.timeout_seconds:g} s (see --timeout)") from None
-        except exchange.BadReply as error:
-            raise _MayPass(self._said(str(error))) from None
+        reply = exchange.ask(url, data, key=self.api_key, seconds=self.timeout_seconds, max_bytes=max_bytes)
         if not 200 <= reply.status < 300:
-            said = f"status {reply.status} {self._said(reply.body[:_LOOKED_AT].decode('utf-8', 'replace'))}".strip()
+            said = f"status {reply.status} {self._said(reply.body)}".strip()
             if reply.status not in _PASSING_CLIENT_ERRORS and reply.status < 500:
                 raise RunError(f"{exchange.shown_address(url)} refused the request with {said}")
-            failure = _MayPass(said)
+            failure = MayPass(said)
             with suppress(ValueError):
                 # A date, the header's other form, is not waited for.
                 failure.pause = float(reply.headers.get("Retry-After") or 0)
             raise failure
         try:
             with _PARSING:
-                return read(msgspec.convert(json.loads(reply.body), kind))
+                return msgspec.convert(json.loads(reply.body), kind)
         except msgspec.ValidationError as error:
-            begin = self._said(reply.body[:_LOOKED_AT].decode("utf-8", "replace"))
-            raise _MayPass(f"an unusable answer ({self._said(str(error))}): {begin}") from None
+            raise MayPass(f"an unusable answer ({self._said(error)}): {self._said(reply.body)}") from None
         except (ValueError, RecursionError) as error:
-            raise _MayPass(f"an answer that is not JSON ({self._said(str(error))})") from None
+            raise MayPass(f"an answer that is not JSON ({self._said(error)})") from None
 
-    def _said(self, text: str) -> str:
-        """A server's text as it may be shown."""
-        return exchange.without_key(text[:_LOOKED_AT], self.api_key).strip()[:_SHOWN]
-
-
-class _MayPass(Exception):
-    """An attempt failed, in words; the next one may not."""
-
-    pause = 0.0
-    """Seconds that the server wants to be left alone."""
+    def _said(self, words: object) -> str:
+        """A server's text, or bytes, or an error that quotes it, as it may be shown."""
+        return exchange.said(words.decode("utf-8", "replace") if isinstance(words, bytes) else str(words), self.api_key)
 
 
 def endpoint_prompt(template: Template, question: Question) -> Prompt:
@@ -316,19 +304,3 @@ def endpoint_prompt(template: Template, question: Question) -> Prompt:
 
 def _prompt_text(prompt: Prompt) -> str:
     return prompt if isinstance(prompt, str) else json.dumps([asdict(turn) for turn in prompt], ensure_ascii=False)
-
-
-def _response(reply: _Completion, key: str | None) -> Response:
-    choice = reply.choices[0]
-    if choice.message is None and choice.text is None:
-        raise msgspec.ValidationError("neither a message nor a text")
-    if choice.finish_reason not in _STOP_REASONS:
-        raise msgspec.ValidationError(f"finish_reason {choice.finish_reason!r}")
-    # A thinking model cut off before its answer has no content.
-    text = (choice.text if choice.message is None else choice.message.content) or ""
-    if key and len(key) >= _SECRET:
-        text = text.replace(key, "***")
-    # JSON may hold half a surrogate pair, a file may not.
-    whole = text.encode("utf-8", "replace").decode("utf-8")
-    reason = _STOP_REASONS[choice.finish_reason]
-    return Response(text=whole, num_tokens=reply.usage.completion_tokens, stop_reason=reason, logprob=None)

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from markupsafe import Markup
 
 from exgrpo_cli.base.errors import InputError, ToolkitWarning, first_line
-from exgrpo_cli.base.files import NUMBER, Shape, read_json, read_manifest
+from exgrpo_cli.base.files import read_json, read_manifest
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.evaluation.comparison import results_in
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning, list_parts, part_path, steps_of
@@ -47,12 +47,6 @@ STUDY_TEXTS = ("study.json", "results.json", "report.md")
 """Files of a study's folder that go along: its plan and tables."""
 WORDS = [pa.field(name, pa.string()) for name in ("question", "answer", "response")]
 ROW_SCHEMA = pa.schema([*SCHEMAS[TRAJECTORIES], *WORDS, *list(SCHEMAS[BODIES])[1:]])
-RESULT: Shape = {
-    "protocol": {"benchmark": {"name": str}},
-    **dict.fromkeys(("avg_at_k", "low", "high"), NUMBER),
-    **dict.fromkeys(("questions", "k"), int),
-}
-"""Fields that a card takes from a `results.json`."""
 
 
 @contextmanager
@@ -147,16 +141,15 @@ def run_packages(
 def _scores(heldout: Mapping[str, Any], folders: Sequence[Path]) -> Iterator[dict[str, Any]]:
     """The held-out scores of the run itself, and those in results folders, as the card shows them.
 
-    Raises InputError for a folder that is none, or is not finished.
+    Raises InputError for a folder that is none, is not finished, or is damaged.
     """
     for when in ("before", "after"):
         if score := heldout[when]:
             yield score | {"set": heldout["set"], "when": f"{when} training", "remarks": remarks(score)}
     for result in (result for folder in folders for result in results_in(folder)):
-        file = result.path / "results.json"
-        if not file.is_file():
+        if not result.has_result:
             raise InputError(f"{result.path} is not finished: it has no results.json.")
-        score = read_json(file, RESULT)
+        score = result.result()
         own = {"set": score["protocol"]["benchmark"]["name"], "pass_at_1": score["avg_at_k"], "samples": score["k"]}
         yield score | own | {"when": "after training"}
 

@@ -12,6 +12,7 @@ import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -218,14 +219,12 @@ class Private:
         """
         for told in readings(text):
             self._refuse_secrets(told, where)
-        known: dict[str, str] = {}
 
-        def part(match: "re.Match[str]") -> str:
-            if (own := match[0]) not in known:
-                known[own] = self._without_literal(own) if own.startswith('"') else self._without(own)
-            return known[own]
+        @cache
+        def public(part: str) -> str:
+            return self._without_literal(part) if part.startswith('"') else self._without(part)
 
-        text = _LITERAL.sub(part, text) if quoted else self._without(text)
+        text = _LITERAL.sub(lambda match: public(match[0]), text) if quoted else self._without(text)
         self.check(text, where, quoted=quoted)
         return text
 
@@ -242,8 +241,7 @@ class Private:
         # Numbers of a journal.
         if not _SAYING.search(text):
             return text
-        text = self.folders.sub(lambda match: match[0] if match[1] else _last_part(match[0]), text)
-        for marks, pattern in PATHS:
+        for marks, pattern in ((("",), self.folders), *PATHS):
             if any(mark in text for mark in marks):
                 text = pattern.sub(lambda match: match[0] if match[1] else _last_part(match[0]), text)
         return self.hosts.sub("host", text)

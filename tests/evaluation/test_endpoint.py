@@ -142,7 +142,7 @@ def test_a_pause_that_the_server_asks_for_is_kept(serve):
         (b"null", "an unusable answer"),
         (choice(message=None), "an unusable answer"),
         (choice(finish_reason=None), r"an unusable answer \(Expected `str`, got `null` - at `\$.choices"),
-        (choice(finish_reason="eos"), r"an unusable answer \(finish_reason 'eos'\)"),
+        (choice(finish_reason="eos"), r"an unusable answer \(Invalid enum value 'eos'"),
         (choice() | {"usage": {"completion_tokens": 1 << 31}}, r"an unusable answer \(Expected `int` <= 2147483647"),
         (choice() | {"usage": {"completion_tokens": 10**30}}, r"an unusable answer \(Expected `int` <= 2147483647"),
         (b"[" * 200_000, "an answer that is not JSON"),

@@ -23,6 +23,7 @@ from tokenizers.models import WordLevel
 
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.commands.train import TrainOptions
+from exgrpo_cli.evaluation.results import ResultsFolder
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import SCHEMAS, TABLES
 from exgrpo_cli.publishing.contents import MEANINGS, ROW_SCHEMA
@@ -367,12 +368,15 @@ def test_a_run_without_evaluation_takes_the_figures_of_evaluate(run, hub, tmp_pa
     protocol = {"benchmark": {"name": "olympics"}}
     (results / "protocol.json").write_text(json.dumps(protocol))
     figures = {"avg_at_k": 0.4321, "k": 8, "low": 0.4, "high": 0.5, "questions": 30, "protocol": protocol}
-    (results / "results.json").write_text(json.dumps(figures))
+    ResultsFolder(results).write_results(figures)
     command = ["publish", str(run), "--to", "me/alone", "--no-ledger", "--quiet", "--results", str(results)]
     assert exgrpo(command) == 0
     assert set(hub.repositories) == {("model", "me/alone")}
     card = hub.repositories["model", "me/alone"].files["README.md"].decode()
     assert "| olympics | after training | 0.432 | 0.400 to 0.500 | 30 | 8 |" in card and "replay-stats" not in card
+    file = results / "results.json"
+    file.write_text(file.read_text().replace("0.4321", "0.8321"))
+    assert exgrpo(command) == 2 and f"{file} is damaged (its checksum differs)" in capsys.readouterr().err
 
 
 def test_a_study_is_published_as_tables_with_its_page(hub, tmp_path, capsys):
