@@ -40,6 +40,8 @@ class SyntheticRun:
     heldout: bool = True
     finished: bool = True
     """Whether summary.json is written."""
+    save_every: int = 1
+    """Steps between two parts of the ledger."""
     seed: int = 0
 
 
@@ -143,7 +145,8 @@ class _Simulation:
             )
             buffer.record_visits([visit], collecting=mixed)
         buffer.flush(step)
-        buffer.seal()
+        if step % spec.save_every == 0:
+            buffer.seal()
         return self._line(buffer, step, mixed, counts, tokens, replayed) | line
 
     def _fresh(self, num: int, buffer: Store, replayed: dict[str, int]) -> list[str]:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from sys import float_info
 from typing import Any
@@ -364,6 +365,13 @@ def read_metrics(run: Path) -> RunMetrics:
     path = run / METRICS_FILE
     if not path.is_file():
         raise InputError(f"{run} is not a run folder: it has no {METRICS_FILE}. Name the --output folder of a run.")
+    found = path.stat()
+    return _read_metrics(path, found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(maxsize=1)
+def _read_metrics(path: Path, *version: int) -> RunMetrics:
+    """The journal as it is in this version of the file: each part of a page asks for it."""
     by_step = {row["step"]: row for row in journal_lines(path)}
     return RunMetrics([by_step[step] for step in sorted(by_step)])
 

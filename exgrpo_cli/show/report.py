@@ -6,8 +6,9 @@ baselines, at equal steps and equal tokens.
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from shlex import quote
 
@@ -37,7 +38,7 @@ from exgrpo_cli.show.page import (
     write_page,
 )
 from exgrpo_cli.show.queries import draw_names
-from exgrpo_cli.show.record import changes, keeps_experience, read_config, read_run
+from exgrpo_cli.show.record import RunRecord, changes, keeps_experience, read_config, read_run
 from exgrpo_cli.studies import output
 from exgrpo_cli.studies.claims import claim_outcomes
 from exgrpo_cli.studies.endpoints import SEEDS_FOR_A_VERDICT
@@ -92,11 +93,13 @@ def is_run(path: Path) -> bool:
 def run_page(run: Path, *, linked: bool = False) -> Page:
     """The page of a run folder, each section as far as its files allow; `linked` to its files where it lies there."""
     folder, name = RunFolder(run), run.resolve().name
+    # Of a run that has a ledger; read once, by the part that comes first.
+    record = cache(lambda: read_run(run))
     sections = {
         "Result": (_figures(run, ("learning",)), _result(folder)),
-        "Warnings": (map(warning, map(_sentence, _remarks(folder))),),
+        "Warnings": (map(warning, map(_sentence, _remarks(folder, record))),),
         "Training": (_figures(run, ("diagnostics", "learning-tokens", "memorising")),),
-        "Replay": (_replay(run),),
+        "Replay": (_replay(run, record),),
         "Verdicts and responses": (_responses(folder),),
         "How to repeat it": (_repeat(run),),
         "Files": (_files(run, linked),),
@@ -119,9 +122,8 @@ def run_page(run: Path, *, linked: bool = False) -> Page:
 
 
 def _figures(run: Path, names: Sequence[str]) -> Iterator[Block]:
-    for name, figure in figures.training_figures(run):
-        if name in names:
-            yield figure_block(name, figure)
+    for name, figure in figures.training_figures(run, names):
+        yield figure_block(name, figure)
 
 
 SCORE: tables.Columns = {
@@ -161,7 +163,7 @@ def _result(folder: RunFolder) -> Iterator[Block]:
     yield tables.listing("Where the time went", ["phase", "seconds", "share"], times)
 
 
-def _remarks(folder: RunFolder) -> Iterator[str]:
+def _remarks(folder: RunFolder, record: Callable[[], RunRecord]) -> Iterator[str]:
     """Changed files, fired guards, falls of the held-out score, a damaged ledger, skipped updates."""
     yield from (f"{change}: restore it from a copy." for change in changes(folder.path))
     guards = Guards()
@@ -169,7 +171,7 @@ def _remarks(folder: RunFolder) -> Iterator[str]:
         yield from guards.check(line)
     validations = read_validations(folder.path)
     yield from filter(None, (new_fall(validations[:number]) for number in range(2, len(validations) + 1)))
-    if keeps_experience(folder.path) and (incomplete := read_run(folder.path).incomplete):
+    if keeps_experience(folder.path) and (incomplete := record().incomplete):
         warnings.warn(f"{folder.path}: {incomplete}", DamageWarning, stacklevel=2)
         yield incomplete
     skipped = read_metrics(folder.path).series("optim/updates_skipped")
@@ -204,9 +206,9 @@ def _responses(folder: RunFolder) -> Iterator[Block]:
                 yield Response(row["prompt"], row["answer"], row["text"], facts, good)
 
 
-def _replay(run: Path) -> Iterator[Block]:
+def _replay(run: Path, record: Callable[[], RunRecord]) -> Iterator[Block]:
     if read_config(run).replay.enabled:
-        told = statistics.summarise(read_run(run))
+        told = statistics.summarise(record())
         yield Paragraph(WORDS["sections"]["Replay"])
         yield tables.overview({run.resolve().name: told})
         for name, figure in statistics.replay_figures(told):

@@ -6,6 +6,7 @@ import random
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.files import write_manifest
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.runs.folder import RunFolder, note_checksums
+from exgrpo_cli.show.record import read_run
 from exgrpo_cli.show.report import _remarks, _result
 from exgrpo_cli.show.statistics import report_json, report_runs
 
@@ -214,7 +216,10 @@ def test_odd_final_figures_and_validations_are_shown_or_named(run: Path, seed: i
     for _ in range(60):
         (run / "summary.json").write_text(json.dumps(changed(summary, rng)))
         (run / "validations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed(lines, rng)))
-        for section, name in ((_result, "summary.json"), (_remarks, "validations.jsonl")):
+        for section, name in (
+            (_result, "summary.json"),
+            (partial(_remarks, record=lambda: read_run(run)), "validations.jsonl"),
+        ):
             try:
                 list(section(RunFolder(run)))
             except InputError as error:

@@ -15,7 +15,7 @@ from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.runs.folder import RunMetrics, read_metrics
 from exgrpo_cli.runs.result import Memorising, PassRates
 from exgrpo_cli.runs.validations import read_validations
-from exgrpo_cli.show.figures import comparisons, replay
+from exgrpo_cli.show.figures import comparisons, replay, style
 from exgrpo_cli.show.figures import run as figures
 from exgrpo_cli.show.figures.comparisons import ArmCurve, ArmScore
 from exgrpo_cli.show.figures.style import WIDTH, WORDS, looks_of, title_of
@@ -383,3 +383,20 @@ def test_claims_are_drawn_with_what_they_must_exceed_and_their_verdict() -> None
     bottom, top = axes.get_ylim()
     assert bottom > top, "the first is on top"
     assert comparisons.claims_figure([]) is None
+
+
+def test_a_line_of_many_steps_has_few_points_each_of_which_stands_for_several() -> None:
+    """5,000 values, so every 3: their means, of maxima the largest, on the first step of each."""
+    values = np.arange(5000.0) % 7
+    with style.styled():
+        figure, (axes,) = style.new_figure(height=2.0)
+        look = {"color": "#000000", "linestyle": "-", "marker": "o"}
+        assert style.draw_line(axes, None, values, "reward", **look) == (251, 3)
+        assert style.draw_line(axes, None, values, style.MAXIMA, **look) == (0, 3)
+        thin, thick, maxima = (line.get_xydata() for line in axes.lines)
+        style.explain_smoothing(figure, 251, 3)
+    assert len(thin) == len(thick) == len(maxima) == 1667 <= style.MOST_POINTS
+    assert thin[:3].tolist() == [[0, 1], [3, 4], [6, (6 + 0 + 1) / 3]]
+    assert thin[-1].tolist() == [4998, (4998 % 7 + 4999 % 7) / 2]
+    assert maxima[:3].tolist() == [[0, 2], [3, 5], [6, 6]]
+    assert "thin: mean (of maxima the largest) of every 3 steps; thick: mean over 251 steps" in style.words_of(figure)

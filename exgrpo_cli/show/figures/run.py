@@ -3,7 +3,7 @@
 Each is None while there is nothing to draw.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -27,11 +27,13 @@ LEAST_LOGGED = 0.1
 LOGARITHMIC = ("ratio", "gradient", "log-prob")
 """Beginnings of the titles whose values may need a logarithmic axis; the others begin at 0."""
 
+TRAINING = ("learning", "diagnostics", "learning-tokens", "memorising")
+"""Names of the figures that every run has, where there is something to see."""
 Scores = Float64[np.ndarray, "scores 4"]
 """Step, pass@1 and the ends of its 95 % interval (NaN where it is not known), in order of steps."""
 
 
-def training_figures(run: Path) -> "Iterator[tuple[str, Figure]]":
+def training_figures(run: Path, names: Sequence[str] = TRAINING) -> "Iterator[tuple[str, Figure]]":
     """Name and figure of what needs the step metrics and validations alone.
 
     Raises InputError for a folder that is no run.
@@ -40,13 +42,13 @@ def training_figures(run: Path) -> "Iterator[tuple[str, Figure]]":
     scores = heldout_scores(run, metrics)
     result = run / RESULT_FILE
     memorising = read_result(result).memorising if result.is_file() else None
-    figures = {
-        "learning": learning_curve(metrics, scores),
-        "diagnostics": policy_diagnostics(metrics),
-        "learning-tokens": accuracy_by_tokens(metrics, scores) if scores else None,
-        "memorising": memorising_figure({run.name: [memorising]}) if memorising else None,
+    draw: dict[str, Callable[[], Figure | None]] = {
+        "learning": lambda: learning_curve(metrics, scores),
+        "diagnostics": lambda: policy_diagnostics(metrics),
+        "learning-tokens": lambda: accuracy_by_tokens(metrics, scores) if scores else None,
+        "memorising": lambda: memorising_figure({run.name: [memorising]}) if memorising else None,
     }
-    yield from ((name, figure) for name, figure in figures.items() if figure)
+    yield from ((name, figure) for name in names if (figure := draw[name]()))
 
 
 def heldout_scores(run: Path, metrics: RunMetrics) -> dict[str, Scores]:
@@ -89,7 +91,7 @@ def learning_curve(metrics: RunMetrics, heldout: Mapping[str, Scores]) -> "Figur
         style.legend_of_all(
             figure, [axes], axes.get_legend_handles_labels()[1], ncols=1 + (len(drawn) + len(heldout) > 2)
         )
-        style.explain_smoothing(figure, max(windows, default=0))
+        style.explain_smoothing(figure, *max(windows, default=(0, 1)))
         title = learning_title(metrics, heldout)
         return style.entitle(figure, f"{title[0].upper()}{title[1:]}" if heldout else title)
 
@@ -137,7 +139,8 @@ def _draw_heldout(axes: "Axes", heldout: Mapping[str, Scores], place_of: Any) ->
         label += " (95 %)" if np.isfinite(scores[:, 2:]).any() else ""
         places = place_of(scores[:, 0])
         style.draw_curve(axes, places, *scores.T[1:], band=False, marker=marker, label=label, **look)
-        for place, (step, value, low, high) in zip(places, scores.tolist(), strict=True):
+        for number in range(len(scores))[:: -(1 + len(scores) // style.MOST_AREAS)][::-1]:
+            place, (step, value, low, high) = places[number], scores[number].tolist()
             ends = f" [{low:.3f}, {high:.3f}]" if np.isfinite(low) else ""
             style.tell(axes, place, f"step {step:g}\n{label.removesuffix(' (95 %)')}: {value:.3f}{ends}")
 

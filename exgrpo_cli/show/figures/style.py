@@ -40,6 +40,8 @@ LABEL_COLUMNS = 29
 """Characters to a line of a label in the legend of a panel, of which two stand in a row."""
 TITLE_COLUMNS, TITLE_LINE = 58, 0.19
 """Characters to a line of a title, and inches of one."""
+MOST_POINTS = 2000
+"""Points of a line: beyond them each stands for several steps, since a page has not the width for more."""
 MOST_AREAS = 75
 """Places of a panel that have words: more of them are too narrow to be pointed at."""
 STYLE_FILE = Path(__file__).with_name("exgrpo.mplstyle")
@@ -164,7 +166,7 @@ def series_figure(
             mark_phase_start(axes, mixed_from)
         for axes in places[:-columns]:
             axes.set_xlabel("")
-        explain_smoothing(figure, max(windows))
+        explain_smoothing(figure, *max(windows))
         if one_legend:
             legend_of_all(figure, places, list(shown[0].lines), ncols=2)
             return figure
@@ -180,8 +182,8 @@ def series_figure(
         return figure
 
 
-def _draw_panel(axes: "Axes", panel: Panel) -> int:
-    """Draw a panel; returns the steps that its averages are over, 0 without any."""
+def _draw_panel(axes: "Axes", panel: Panel) -> tuple[int, int]:
+    """Draw a panel; returns as `draw_line`, of its longest averages."""
     axes.set_title(fill(panel.title, TITLE_COLUMNS // 2), loc="left")
     values = np.concatenate(list(panel.lines.values()))
     known = values[np.isfinite(values)]
@@ -198,11 +200,11 @@ def _draw_panel(axes: "Axes", panel: Panel) -> int:
 
 def draw_line(
     axes: "Axes", steps: np.ndarray | None, values: np.ndarray, label: str, *, color: str, linestyle: str, marker: str
-) -> int:
+) -> tuple[int, int]:
     """Draw the finite values; many of them thin, with a centred moving average over 1/20 of the run as a thick line.
 
     Returns the steps that the average is over, 0 where there is none: of few values, and of maxima, since the average
-    of a spike is a rectangle that was not measured.
+    of a spike is a rectangle that was not measured; and the steps that a point stands for, by their mean or maximum.
     """
     known = np.isfinite(values)
     x, y = (np.arange(len(values)) if steps is None else steps)[known], values[known].astype(np.float64)
@@ -210,22 +212,30 @@ def draw_line(
     look: dict[str, Any] = {"color": color, "label": label or None, "linestyle": linestyle}
     if len(x) < FEW:
         look |= {"linestyle": "none", "marker": "o", "clip_on": False}
+    each = -(-len(x) // MOST_POINTS) or 1
     if len(x) < SMOOTHED_FROM or label == MAXIMA:
-        axes.plot(x, y, **look, linewidth=1.3 if len(x) < SMOOTHED_FROM else 0.7)
-        return 0
+        axes.plot(x[::each], _of_each(np.maximum, y, each), **look, linewidth=1.3 if len(x) < SMOOTHED_FROM else 0.7)
+        return 0, each
     window = max(3, len(x) // WINDOWS_PER_RUN) // 2 * 2 + 1
     around = np.ones(window)
     # At the ends over those that there are.
     average = np.convolve(y, around, "same") / np.convolve(np.ones(len(y)), around, "same")
-    axes.plot(x, y, color=color, alpha=0.28, linewidth=0.7)
-    axes.plot(x, average, **look)
-    return window
+    means = _of_each(np.add, y, each) / _of_each(np.add, np.ones(len(y)), each)
+    axes.plot(x[::each], means, color=color, alpha=0.28, linewidth=0.7)
+    axes.plot(x[::each], average[::each], **look)
+    return window, each
 
 
-def explain_smoothing(figure: "Figure", window: int) -> None:
+def _of_each(function: np.ufunc, values: np.ndarray, each: int) -> np.ndarray:
+    """The sum or the maximum of every `each` values."""
+    return function.reduceat(values, np.arange(0, len(values), each)) if each > 1 else values
+
+
+def explain_smoothing(figure: "Figure", window: int, each: int) -> None:
     """Say below the figure what thin and thick lines are, where an average was drawn."""
     if window:
-        write_below(figure, f"thin: each step; thick: mean over {window} steps")
+        thin = "each step" if each == 1 else f"mean (of maxima the largest) of every {each} steps"
+        write_below(figure, f"thin: {thin}; thick: mean over {window} steps")
 
 
 def write_below(figure: "Figure", text: str) -> None:
