@@ -12,7 +12,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from http.client import HTTPException, HTTPResponse
-from typing import Any, NamedTuple
+from typing import Any
 
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.output import printable
@@ -23,14 +23,6 @@ _LONGEST_PART = 16
 """Characters of a part of an address; a longer one may be a key."""
 _LOOKED_AT, _SHOWN = 4096, 200
 """Characters of a server's text that are looked at for a message, and shown."""
-
-
-class Reply(NamedTuple):
-    """Status, headers by name, and the body."""
-
-    status: int
-    headers: Any
-    body: bytes
 
 
 class MayPass(Exception):
@@ -102,8 +94,8 @@ def said(text: str, key: str | None) -> str:
     return without_key(text[:_LOOKED_AT], key).strip()[:_SHOWN]
 
 
-def ask(url: str, body: bytes | None, *, key: str | None, seconds: float, max_bytes: int) -> Reply:
-    """The whole reply to a GET, or with a `body` to a POST of JSON, whatever its status.
+def ask(url: str, body: bytes | None, *, key: str | None, seconds: float, max_bytes: int) -> tuple[int, Any, bytes]:
+    """Status, headers and body of the reply to a GET, or with a `body` to a POST of JSON, whatever the status.
 
     Raises RunError for a redirect that leaves the server (scheme, host and port), for any of a POST, and for too many
     bytes; MayPass where there is no reply, or no whole one in time.
@@ -118,7 +110,7 @@ def ask(url: str, body: bytes | None, *, key: str | None, seconds: float, max_by
             reply = urllib.request.build_opener(exchange).open(request, timeout=seconds)
         except urllib.error.HTTPError as error:
             reply = error
-        return Reply(reply.status, reply.headers, reply.read(max_bytes))
+        return reply.status, reply.headers, reply.read(max_bytes)
     except (OSError, HTTPException, ValueError) as error:
         # Its own words hold the server's, and would be shown by `--debug`.
         reason = getattr(error, "reason", None) or error

@@ -235,7 +235,7 @@ class ResultsFolder:
         return self._result.is_file()
 
     def result(self) -> dict[str, Any]:
-        """What `results.json` holds; raises InputError where it is damaged."""
+        """The content of `results.json`; raises InputError where it is damaged."""
         result: dict[str, Any] = read_json(self._result)
         _require(result.pop(_SUM, None), values_digest(result), self._result, _RESCORE.format(self.path))
         return result

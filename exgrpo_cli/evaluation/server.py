@@ -268,21 +268,23 @@ class Endpoint:
         """One attempt. Raises RunError for a refusal, MayPass for what may be gone the next time."""
         data = None if body is None else json.dumps(body).encode()
         max_bytes = _BYTES + _BYTES_PER_TOKEN * (body or {}).get("max_tokens", 0)
-        reply = exchange.ask(url, data, key=self.api_key, seconds=self.timeout_seconds, max_bytes=max_bytes)
-        if not 200 <= reply.status < 300:
-            said = f"status {reply.status} {self._said(reply.body)}".strip()
-            if reply.status not in _PASSING_CLIENT_ERRORS and reply.status < 500:
+        status, headers, content = exchange.ask(
+            url, data, key=self.api_key, seconds=self.timeout_seconds, max_bytes=max_bytes
+        )
+        if not 200 <= status < 300:
+            said = f"status {status} {self._said(content)}".strip()
+            if status not in _PASSING_CLIENT_ERRORS and status < 500:
                 raise RunError(f"{exchange.shown_address(url)} refused the request with {said}")
             failure = MayPass(said)
             with suppress(ValueError):
                 # A date, the header's other form, is not waited for.
-                failure.pause = float(reply.headers.get("Retry-After") or 0)
+                failure.pause = float(headers.get("Retry-After") or 0)
             raise failure
         try:
             with _PARSING:
-                return msgspec.convert(json.loads(reply.body), kind)
+                return msgspec.convert(json.loads(content), kind)
         except msgspec.ValidationError as error:
-            raise MayPass(f"an unusable answer ({self._said(error)}): {self._said(reply.body)}") from None
+            raise MayPass(f"an unusable answer ({self._said(error)}): {self._said(content)}") from None
         except (ValueError, RecursionError) as error:
             raise MayPass(f"an answer that is not JSON ({self._said(error)})") from None
 
