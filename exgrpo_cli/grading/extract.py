@@ -28,14 +28,6 @@ def answer_text(text: str, *, finished: bool, answer_format: AnswerFormat) -> st
     It runs from the first `</think>` to the next one or the end; a response without `</think>` is graded whole, unless
     the template opens `<think>`. `finished` says whether the response ended with EOS.
     """
-    text = graded_part(text, finished=finished, answer_format=answer_format) or ""
-    if answer_format.requires_box and last_boxed(text) is None:
-        return None
-    return text or None
-
-
-def graded_part(text: str, *, finished: bool, answer_format: AnswerFormat) -> str | None:
-    """The same, whether or not there is a box."""
     if answer_format.require_eos and not finished:
         return None
     _, think_end, after = text.partition(THINK_END)
@@ -43,7 +35,10 @@ def graded_part(text: str, *, finished: bool, answer_format: AnswerFormat) -> st
         text = after.partition(THINK_END)[0]
     elif answer_format.opens_think:
         return None
-    return text.strip() or None
+    text = text.strip()
+    if answer_format.requires_box and last_boxed(text) is None:
+        return None
+    return text or None
 
 
 def last_boxed(text: str) -> str | None:
