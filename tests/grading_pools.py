@@ -1,5 +1,6 @@
 """Pools of graders for tests, answers for them, and what is left of their processes."""
 
+import re
 import time
 
 import psutil
@@ -30,8 +31,14 @@ def plain(text: str, gold: str = "7") -> GradingItem:
     return GradingItem(gold=gold, response=text, finished=True, answer_format=ANY)
 
 
+def supervisors() -> list[psutil.Process]:
+    """Children of this process, without the server of a study's runs and its tracker, which other tests leave."""
+    children = psutil.Process().children()
+    return [each for each in children if not re.search("forkserver|resource_tracker", " ".join(each.cmdline()))]
+
+
 def descendants() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+    return [each for own in supervisors() for each in (own, *own.children(recursive=True))]
 
 
 def assert_all_gone(processes: list[psutil.Process], *, within_seconds: float) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from grading_pools import TOWER, assert_all_gone, boxed, descendants, is_alive, plain, pool_of
+from grading_pools import TOWER, assert_all_gone, boxed, descendants, is_alive, plain, pool_of, supervisors
 
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import Verdict
@@ -46,7 +46,7 @@ def test_what_timed_out_is_tried_again_with_four_times_the_deadline(user_graders
     hang = [plain("hang", gold) for gold in ("7", "8", "9")]
     with pool_of(user_graders, deadline_seconds=0.2, memory_mb=256) as pool:
         assert pool.grade([work, *hang]) == [Verdict.TIMEOUT] * 4
-        (supervisor,) = psutil.Process().children()
+        (supervisor,) = supervisors()
         before = supervisor.cpu_times().children_user
         assert pool.try_again([hang[0], work, *hang[1:]]) == [Verdict.TIMEOUT, Verdict.CORRECT, *[Verdict.TIMEOUT] * 2]
         # The second and third time the same answer hangs it is not tried: one killed worker, of 0.8 s.
@@ -65,7 +65,7 @@ def test_equal_text_is_correct_before_any_worker() -> None:
 def test_answer_that_hung_once_gets_less_time_against_the_next_gold() -> None:
     with pool_of(deadline_seconds=2.0) as pool:
         assert pool.grade([boxed("7", TOWER)]) == [Verdict.TIMEOUT]
-        (supervisor,) = psutil.Process().children()
+        (supervisor,) = supervisors()
         before = supervisor.cpu_times().children_user
         # A tenth of a second of CPU time each, where 2 s / 32 would be less.
         assert pool.grade([boxed(gold, TOWER) for gold in ("8", "9")]) == [Verdict.TIMEOUT] * 2
@@ -109,7 +109,7 @@ def test_pool_leaves_no_process_and_no_answer_behind() -> None:
 def test_killed_worker_charges_only_the_answer_it_held(user_graders: str) -> None:
     with pool_of(user_graders, deadline_seconds=60, memory_mb=256) as pool:
         assert pool.grade([plain("fine")]) == [Verdict.CORRECT]
-        (supervisor,) = psutil.Process().children()
+        (supervisor,) = supervisors()
         (worker,) = supervisor.children()
         idle = worker.cpu_times().user
         held = pool.submit(plain("hang"))
@@ -123,7 +123,7 @@ def test_killed_worker_charges_only_the_answer_it_held(user_graders: str) -> Non
 
 def test_killed_supervisor_is_replaced_and_charges_nothing(user_graders: str) -> None:
     with pool_of(user_graders, workers=2, deadline_seconds=2, memory_mb=256) as pool:
-        (supervisor,) = psutil.Process().children()
+        (supervisor,) = supervisors()
         workers = supervisor.children()
         held = pool.submit(plain("hang"))
         time.sleep(0.3)
@@ -139,7 +139,7 @@ def test_supervisor_that_cannot_live_is_given_up(user_graders: str) -> None:
         held = pool.submit(plain("hang"))
         killed: set[int] = set()
         while len(killed) < 3:
-            for supervisor in psutil.Process().children():
+            for supervisor in supervisors():
                 if supervisor.pid not in killed:
                     killed.add(supervisor.pid)
                     supervisor.send_signal(signal.SIGKILL)
