@@ -27,7 +27,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "doctor": ("doctor",),
     "prepare": ("prepare",),
     "train": ("train", "--quiet", *(f"--set={each}" for each in SMALL)),
-    "evaluate": ("evaluate", "arithmetic", "--model", "tiny", "--limit", "4", "--samples", "1"),
+    "evaluate": ("evaluate", "arithmetic", "--model", "tiny", "--max-tokens", "1"),
+    "sample": ("sample", "tiny", "1+2=?", "--max-tokens", "1"),
 }
 STUDY = ("ablate", "--methods", "grpo,exgrpo", "--jobs", "1", *(f"--set={each}" for each in SMALL))
 

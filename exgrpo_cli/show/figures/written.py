@@ -48,22 +48,25 @@ def as_svg(figure: "Figure", metadata: Mapping[str, Any], *, entitled: bool = Tr
     make_readable(figure)
     for text in figure.texts:
         text.set_visible(entitled or text.get_gid() != TITLE)
+    whole = _whole(figure) if entitled else None
     with styled():
-        figure.savefig(written, format="svg", metadata=dict(metadata), bbox_inches=_whole(figure) if entitled else None)
-    height = (_whole(figure).height if entitled else figure.get_figheight()) * POINTS
+        figure.savefig(written, format="svg", metadata=dict(metadata), bbox_inches=whole)
+    height = (whole.height if whole else figure.get_figheight()) * POINTS
     areas = "".join(_areas(axes, height, POINTS / figure.dpi) for axes in figure.axes)
     return written.getvalue().replace("</svg>", f"{areas}</svg>")
 
 
 def _whole(figure: "Figure") -> Any:
     """The figure laid out, with its title above it, in inches."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.transforms import Bbox
 
-    # A layout is in inches, hence that of the next format too; working it out is half of the time.
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    for legend in figure.legends:
-        legend.set_bbox_to_anchor((0, 0, 1, 1), figure.transFigure)
+    if isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine):
+        # A layout is in inches, hence that of the next format too; working it out is half of the time.
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        for legend in figure.legends:
+            legend.set_bbox_to_anchor((0, 0, 1, 1), figure.transFigure)
     lines = sum(text.get_text().count("\n") + 1 for text in figure.texts if text.get_gid() == TITLE)
     width, height = figure.get_size_inches()
     return Bbox.from_bounds(0, 0, width, height + lines * TITLE_LINE + 0.08 * bool(lines))
