@@ -93,8 +93,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
 def quick_page() -> Iterator[None]:
     """Pages without figures: what is on them is tested elsewhere, and drawing takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("exgrpo_cli.show.figures.run.training_figures", lambda run: iter(()))
-        patch.setattr("exgrpo_cli.show.statistics.replay_figures", lambda report: iter(()))
+        patch.setattr("exgrpo_cli.show.figures.run.training_figures", lambda *given: iter(()))
+        patch.setattr("exgrpo_cli.show.statistics.replay_figures", lambda *given: iter(()))
         patch.setattr("exgrpo_cli.studies.output.study_figures", lambda study, report: {})
         yield
 
