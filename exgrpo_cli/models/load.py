@@ -79,7 +79,10 @@ def locate(
 def _download(settings: BackboneSettings, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.utils import disable_progress_bars
 
+    # The toolkit shows one progress of its own; the hub's bars would tear the live view.
+    disable_progress_bars()
     try:
         ignored = [*OTHER_FORMATS, *([] if weights else ["*.safetensors"])]
         return Path(snapshot_download(settings.source, revision=settings.revision, ignore_patterns=ignored))
