@@ -76,7 +76,8 @@ def _print_report(report: Mapping[str, Any]) -> None:
     backbones = []
     for each in report["backbones"]:
         where = f"on each of {each['gpus']} GPUs" if each["gpus"] else "on the CPU"
-        needs = f"{each['peak_bytes'] / GIB:.1f} GiB {where}; {each['gpus_of_80_gb']} x 80 GB would do"
+        would_do = "" if each["fits"] else f"; {each['gpus_of_80_gb']} x 80 GB would do"
+        needs = f"{each['peak_bytes'] / GIB:.1f} GiB {where}{would_do}"
         backbones.append((each["name"], "fits" if each["fits"] else "too large", needs))
     console.print(_table("backbone", backbones))
     for kind in ("conflict", "problem"):

@@ -52,7 +52,8 @@ def sample(
     if speech.json:
         print_json(sampled)
         return
-    talk(f"--- {sampled['model']} was asked\n{sampled['prompt']}", quiet=speech.quiet)
+    talk(f"--- prompt of {sampled['model']}\n{sampled['prompt']}", quiet=speech.quiet)
     for number, response in enumerate(sampled["responses"], start=1):
-        talk(f"--- {number}: {response['num_tokens']} tokens, ends by {response['stop_reason']}", quiet=speech.quiet)
+        size = f"{response['num_tokens']} tokens, ends by {response['stop_reason']}"
+        talk(f"--- answer {number}: {size}", quiet=speech.quiet)
         write_data(response["text"])

@@ -50,7 +50,7 @@ def choose_model(text: str | None, runs: Path = RUNS) -> ModelChoice:
         options = {"backbone": {"revision": revision}} if revision else {}
         return ModelChoice(name=text, config=build_config(backbone=hub_id, options=options))
     raise InputError(
-        f"--model {text!r} is neither a run folder, a model folder, a GGUF file, a hub id (owner/name), nor a backbone "
+        f"model {text!r} is neither a run folder, a model folder, a GGUF file, a hub id (owner/name), nor a backbone "
         f"preset.{nearest(text, preset_names('backbones'))}"
     )
 

@@ -319,6 +319,7 @@ def _comparison(study: Study, report: Numbers) -> Iterator[Block]:
     yield from _abreast(output.score_rows(report), f"Arms: {output.TITLE}")
     yield Paragraph(WORDS["sections"]["Arms"])
     yield from _abreast(output.endpoint_rows(report), "Other endpoints, difference from the baseline in brackets")
+    yield Paragraph(output.chance_remark(report))
     yield from _abreast(output.spending_rows(report), f"Spent, means over seeds; {budgets}")
     yield from blocks.values()
 
@@ -337,8 +338,8 @@ def _runs(study: Study, broken: list[tuple[Path, str]], linked: bool) -> Iterato
         yield warning(f"{NOT_SHOWN}{path.parent.name}/{path.name}: {reason}")
     if elsewhere := carried(study):
         yield warning(
-            f"{NOT_SHOWN}curves and settings of {len(elsewhere)} of {len(rows)} runs, which are not in this folder: "
-            "their results alone are known"
+            f"{NOT_SHOWN}settings and buffers of {len(elsewhere)} of {len(rows)} runs: their results alone were given "
+            "(--results)"
         )
     folders = [run.folder.relative_to(study.folder) for run in study.runs]
     yield Links({f"{folder}/": "the run" for folder in folders}, linked)

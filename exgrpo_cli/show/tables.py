@@ -223,7 +223,8 @@ def _step_tables(label: str, step: Numbers) -> Iterator[Table]:
         rows, caption = _beginning(step["units"], "rows", nothing)
         yield table_of(f"{label}: scanned {drawn}", UNIT, rows, caption=caption, words=True, bold="unit_id")
     elif step["buckets"] or not step["questions"]:
-        yield table_of(f"{label}: buckets {at}", OFFER, step["buckets"], caption=nothing)
+        said = "succ.: right answers at the latest visit; 0 where those stored are older" * bool(step["buckets"])
+        yield table_of(f"{label}: buckets {at}", OFFER, step["buckets"], caption=nothing or said)
     if step["questions"]:
         rows, caption = _beginning(step["questions"], "candidates")
         yield table_of(f"{label}: drawn {drawn}", DRAWN, rows, caption=caption, words=True, bold="question_id")
@@ -318,7 +319,7 @@ def columns(headings: str) -> Columns:
 
 
 PROMISE = columns("succ. promised drawn")
-OFFER = columns("succ. questions prob. drawn")
+OFFER: Columns = {**columns("succ. questions drawn"), "bucket's prob.": of("probability", precise)}
 REPLAYED = columns("question replays stored now text")
 DRAWN = columns("question succ. prob. trajectory age tokens entropy nll text")
 UNIT = columns("unit question succ. age priority prob. drift headr. weight tokens text")

@@ -79,7 +79,9 @@ def report_tables(study: Study, report: Numbers) -> list[Table]:
     # Differences of pass@k, times and other endpoints are in the report.
     scores = [[*row[:7], *row[8:9]] for row in score_rows(report)]
     claims = [rich_table(claim_rows(report["claims"].values()), "claims")] if study.claims else []
-    return [rich_table(scores, f"{study.name}: {TITLE}"), *claims]
+    table = rich_table(scores, f"{study.name}: {TITLE}")
+    table.caption = "p (Holm): chance of a difference as large where there is none, adjusted for the number of arms"
+    return [table, *claims]
 
 
 def score_rows(report: Numbers) -> Rows:
@@ -110,6 +112,17 @@ def endpoint_rows(report: Numbers) -> Rows:
         cells = [_cells(arm["endpoints"].get(each)) for each in names]
         rows.append([name, *(f"{mean} ({by})" if by else mean for mean, by, _ in cells)])
     return rows
+
+
+def chance_remark(report: Numbers) -> str:
+    """How many differences of the other endpoints leave out 0, beside how many do so by chance."""
+    found = [each["difference"] for arm in report["arms"].values() for each in arm["endpoints"].values()]
+    varied = [each for each in found if each and each["spread"] > 0]
+    clear = sum(each["low"] > 0 or each["high"] < 0 for each in varied)
+    return (
+        f"The interval leaves out 0 in {clear} of these {len(varied)} differences; by chance alone it does in one of "
+        "twenty. They say where to look, and none is a verdict."
+    )
 
 
 def spending_rows(report: Numbers) -> Rows:
@@ -158,7 +171,9 @@ def _cells(found: Numbers | None) -> list[str]:
     effect, mean = found["difference"], f"{found['mean']:.3f}"
     if effect is None:
         return [mean, "", ""]
-    difference = f"{effect['mean']:+.3f}" + (f" {span(effect)}" if effect["seeds"] > 1 else "")
+    alike = effect["mean"] == effect["spread"] == 0
+    within = " (in every seed)" if alike else f" {span(effect)}"
+    difference = f"{effect['mean']:+.3f}" + within * (effect["seeds"] > 1)
     return [mean, difference, "" if found["p_holm"] is None else f"{found['p_holm']:.3f}"]
 
 

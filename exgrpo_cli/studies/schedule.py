@@ -6,6 +6,7 @@ of arms x seeds, or one run over several hosts), saved and requeued when their t
 were killed.
 """
 
+import math
 import os
 import re
 import shlex
@@ -286,13 +287,17 @@ def run_all(
 
     Warns (DamageWarning) of damage that a run has found and passed over. Raises Interrupted after a stop signal.
     """
-    waiting, told = list(waiting), False
+    waiting = list(waiting)
     started: dict[str, tuple[StudyRun, Any, int]] = {}
     kills: Counter[str] = Counter()
     failed: list[tuple[StudyRun, str]] = []
     with Stopper() as stopper:
         try:
             while waiting or started:
+                left = [*waiting, *(run for run, *_ in started.values()), *(run for run, _ in failed)]
+                done = 100 - math.ceil(100 * sum(1 - done_share(run) for run in left) / len(study.runs))
+                if len(study.runs) > 1:
+                    reporter.progress(min(done, 99), 100, "the study, in per cent")
                 ready = [ready for run in waiting if (ready := budgeted(study, run)) is not None]
                 ready = ready[: launcher.at_once - len(started)]
                 begun = {run.label for run in ready}
@@ -302,7 +307,7 @@ def run_all(
                 jobs = launcher.start(ready) if ready else []
                 for run, job, end in zip(ready, jobs, ends, strict=True):
                     started[run.label] = run, job, end
-                    reporter.progress(*progress(run), run.label)
+                    show_progress(reporter, run)
                 if not started:
                     reporter.note(f"{len(waiting)} runs wait for a baseline that failed")
                     break
@@ -311,7 +316,7 @@ def run_all(
                     time.sleep(POLL_SECONDS)
                 for label, (run, job, end) in list(started.items()):
                     if not launcher.has_ended(job):
-                        reporter.progress(*progress(run), label)
+                        show_progress(reporter, run)
                         # What it does between two steps: its log tells that, its journal does not.
                         reporter.phase(f"{label}: {last_line(run.log)}")
                         continue
@@ -329,13 +334,17 @@ def run_all(
                     else:
                         failed.append((run, reason or f"killed {kills[label] + 1} times"))
                         reporter.note(f"{label} failed: {failed[-1][1]}")
-                if not told and (told := estimate(study, launcher.at_once) is not None):
-                    reporter.note(time_to_go(study, launcher.at_once))
         except KeyboardInterrupt:
             raise Interrupted(f"stopped, states saved; {how_to_go_on}") from None
         finally:
             launcher.stop([(run, job) for run, job, _ in started.values()])
     return failed
+
+
+def show_progress(reporter: Reporter, run: StudyRun) -> None:
+    """Show how much of its budget a run has spent; one that is still validating has not finished."""
+    done, whole = progress(run)
+    reporter.progress(min(done, whole - 1), whole, run.label)
 
 
 def pass_on_damage(run: StudyRun, start: int) -> None:

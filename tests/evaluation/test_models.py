@@ -59,7 +59,7 @@ def test_what_is_not_there_is_named(tmp_path):
         (f"{folder}/checkpoints/step-000025/model", f"one has no model in .*/step-000025/{missing}"),
         (f"{folder}@newest", r"one@newest: no such checkpoint. Known: latest, best, step-000025, step-0"),
         (str(tmp_path / "empty"), "empty is neither a run folder"),
-        ("tinyy", r"--model 'tinyy' is neither .* Did you mean 'tiny'"),
+        ("tinyy", r"model 'tinyy' is neither .* Did you mean 'tiny'"),
     ):
         with pytest.raises(InputError, match=message):
             choose_model(text)

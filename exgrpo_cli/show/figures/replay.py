@@ -143,8 +143,9 @@ def entropy_at_birth(told: Numbers) -> "Figure | None":
         f"{span_of(each)}\nhard/easy {each['hard_over_easy']:.2f}".replace("\nhard/easy nan", "") for each in windows
     ]
     axis: dict[str, Any] = {"xlabel": "steps", "ylabel": "mean token entropy (nats)", "ylim": (0, None)}
-    ratio = told["entropy"]["hard_over_easy"]
-    known = f": {ratio:.2f} times that of easy ones" if np.isfinite(ratio) else ", by difficulty"
+    ratios = [each["hard_over_easy"] for each in windows if np.isfinite(each["hard_over_easy"])]
+    ends = " to ".join(dict.fromkeys(f"{end(ratios):.2f}" for end in (min, max))) if ratios else ""
+    known = f": {ends} times that of easy ones of the same steps" if ratios else ", by difficulty"
     return style.entitle(
         style.categories_figure(labels, points, **axis), f"Entropy of right answers to hard questions{known}"
     )
