@@ -11,6 +11,7 @@ import typer
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import cli
 from exgrpo_cli.commands.cli import option
+from exgrpo_cli.config.names import Device
 
 if TYPE_CHECKING:
     from exgrpo_cli.evaluation.comparison import ResultTable
@@ -56,7 +57,7 @@ class EvaluateOptions:
         float | None,
         option("Longest wait for one whole answer of --endpoint.", min=0.1, metavar="SECONDS", default="1200"),
     ] = None
-    device: Annotated[Literal["auto", "cpu", "cuda"], option("Where the model is loaded.")] = "auto"
+    device: Annotated[Device, option("Where the model is loaded.")] = "auto"
     output: Annotated[Path | None, option("Results folder.", metavar="PATH", default="results/<benchmark>-<model>")] = (
         None
     )

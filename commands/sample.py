@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import typer
 
 from exgrpo_cli.commands.cli import Speech, option, print_json, talk, with_groups, write_data
+from exgrpo_cli.config.names import Device
 
 
 @with_groups
@@ -25,7 +26,7 @@ def sample(
     ),
     seed: Annotated[int, option("Seed of the responses.", min=0)] = 0,
     engine: Annotated[Literal["hf", "vllm"], option("Engine.")] = "hf",
-    device: Annotated[Literal["auto", "cpu", "cuda"], option("Where the model is loaded.")] = "auto",
+    device: Annotated[Device, option("Where the model is loaded.")] = "auto",
 ) -> None:
     """Ask a model one question, with the template of an evaluation, and print what it answers.
 

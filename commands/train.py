@@ -40,9 +40,9 @@ class TrainOptions:
     ] = None
     engine: Annotated[Literal["torch", "deepspeed"] | None, option("Training engine.", default="the backbone's")] = None
     nproc: Annotated[int | None, option("Ranks on this host.", min=1, default="one per visible GPU")] = None
-    device: Annotated[Literal["cpu", "cuda"] | None, option("Where the model lives.", default="a GPU if visible")] = (
-        None
-    )
+    device: Annotated[
+        Literal["cpu", "cuda", "mps"] | None, option("Where the model lives.", default="a GPU if visible")
+    ] = None
     time_limit: Annotated[
         str | None, option("Save and stop, as after Ctrl-C, before so long is over.", metavar="3h50m")
     ] = None

@@ -14,12 +14,16 @@ _STOPPED = 130
 
 def main() -> NoReturn:
     """Run the command line. Ends the process: with its exit code, or 130 after Ctrl-C or SIGTERM."""
+    if sys.platform == "win32":
+        sys.exit("exgrpo: Windows is not supported; install it in WSL, the Windows Subsystem for Linux.")
     # As Ctrl-C does it; whoever saves something on the way installs a handler of its own.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     reserve_stdout()
     if not has_gpu_device():
         # DeepSpeed, which transformers imports, warns of what it has to find out.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    # What a Mac's GPU cannot compute is computed on the CPU; torch reads it when it is imported.
+    os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
     try:
         from exgrpo_cli.commands import run
 

@@ -8,7 +8,7 @@ rows changes at every call; so rows go to it in blocks of a few sizes, the last 
 results are dropped.
 
 `use_fast_matmuls` exchanges the class of a loaded model's linear layers: parameters, names, hooks and the state dict
-stay as they are. Holds for torch 2.9 to 2.14 and transformers 5.16 to 5.20, whose Qwen2 and Llama are made of plain
+stay as they are. Holds for torch 2.9 to 2.14 and transformers 5.16 to 5.24, whose Qwen2 and Llama are made of plain
 `torch.nn.Linear`. Plain references stand in the tests.
 
 Axes: rows = all but the last axis, flattened; ins, outs = a weight's columns and rows.

@@ -231,8 +231,11 @@ def objective_sums(
     A token counts as clipped where its gradient is zero: w > 1 + eps_high with A > 0, or w < 1 - eps_low or w > c (the
     dual clip) with A < 0.
     """
-    logprobs, replayed, advantages = logprobs.detach(), targets.replayed, targets.advantages
-    ratio = (logprobs - targets.behaviour_logprobs).double().exp()
+    # A Mac's GPU has no float64.
+    place = torch.device("cpu") if logprobs.device.type == "mps" else logprobs.device
+    parts = (logprobs.detach(), entropies.detach(), targets.behaviour_logprobs, targets.replayed, targets.advantages)
+    logprobs, entropies, behaviour, replayed, advantages = (each.to(place) for each in parts)
+    ratio = (logprobs - behaviour).double().exp()
     fresh_ratio, replayed_ratio = ratio.masked_fill(replayed, 0.0), ratio.masked_fill(~replayed, 0.0)
     sums = {
         "fresh": (~replayed).sum(),
@@ -240,7 +243,7 @@ def objective_sums(
         "ratio_fresh": fresh_ratio.sum(),
         "ratio_replay": replayed_ratio.sum(),
         "square_replay": replayed_ratio.square().sum(),
-        "entropy": entropies.detach().sum(dtype=torch.float64),
+        "entropy": entropies.sum(dtype=torch.float64),
     }
     too_small = (ratio < 1 - settings.clip_low) | (ratio > (settings.dual_clip or math.inf))
     cut_off = ((ratio > 1 + settings.clip_high) & (advantages > 0)) | (too_small & (advantages < 0))
@@ -249,7 +252,7 @@ def objective_sums(
     if settings.surrogate == "clipped":
         sums["clipped_replay"] = (cut_off & replayed).sum()
     if reference_logprobs is not None:
-        divergence = k3_divergence(logprobs, reference_logprobs)
+        divergence = k3_divergence(logprobs, reference_logprobs.to(place))
         sums["divergence"] = divergence.masked_fill(replayed, 0.0).sum(dtype=torch.float64)
     return ObjectiveSums(
         names=tuple(sums),

@@ -134,10 +134,15 @@ def time_limit(seconds: float) -> Iterator[None]:
 def memory_limit(num_bytes: int) -> Iterator[None]:
     """Let the process reserve `num_bytes` more than it has, and not more: then MemoryError.
 
-    The limit is the system's, on the address space of the whole process: other threads feel it too.
+    The limit is the system's, on the address space of the whole process: other threads feel it too. Without /proc, as
+    on a Mac, there is none.
     """
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:
+        yield
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + num_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard))
     try:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from exgrpo_cli.base.errors import ExgrpoError, InputError, RunError, first_line
 
@@ -25,6 +25,7 @@ GYM = "gym:"
 """Prefix of a task of reasoning-gym as a source: `gym:spell_backward`."""
 TINY_TASKS = ("arithmetic", "countdown", "modular")
 """Tasks whose traces the tiny backbone can learn before it trains."""
+Device = Literal["auto", "cpu", "cuda", "mps"]
 PREFIX = "python:"
 """Prefix of a function of the user: `python:module:function`."""
 OFFERED = {"replay.metric": "candidates", "replay.sampler": "buckets", "replay.priority": "units"}

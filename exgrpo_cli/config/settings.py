@@ -77,7 +77,7 @@ class Config:
     @property
     def usual_logprobs(self) -> Literal["sampler", "trainer"]:
         """Meaning of `rollout.logprobs = "auto"`: the sampler's where they were found to be the trainer's."""
-        in_float32_on_a_cpu = self.run.device != "cuda" and self.backbone.dtype != "bfloat16"
+        in_float32_on_a_cpu = self.run.device not in ("cuda", "mps") and self.backbone.dtype != "bfloat16"
         alike = self.rollout.engine == "hf" and self.optim.engine == "torch" and in_float32_on_a_cpu
         return "sampler" if alike else "trainer"
 

@@ -1,13 +1,15 @@
 """A causal language model cut in two: a body that makes hidden states, and a linear head read tile by tile."""
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from exgrpo_cli.base.errors import InputError
 
@@ -77,8 +79,8 @@ def _prove_linear_head(parts: CausalLM) -> None:
     was_training = parts.model.training
     parts.model.eval()
     tokens = torch.arange(PROBE_TOKENS, device=parts.device)[None] % parts.head.weight.shape[0]
-    own = parts.model(input_ids=tokens, use_cache=False).logits.double()
-    ours = parts.head(parts.body(input_ids=tokens, use_cache=False).last_hidden_state).double()
+    own = parts.model(input_ids=tokens, use_cache=False).logits.cpu().double()
+    ours = parts.head(parts.body(input_ids=tokens, use_cache=False).last_hidden_state).cpu().double()
     parts.model.train(was_training)
     if not torch.isfinite(ours).all():
         raise InputError(
@@ -123,6 +125,12 @@ def refuse_unsupported(module: nn.Module, arguments: dict[str, object], own: obj
                 f"{type(module).__name__} asks its attention for {name!r}, which the hf and torch engines do not "
                 f"compute; use a backbone with plain softmax attention."
             )
+
+
+def reading(body: nn.Module, cache: Cache) -> dict[str, Any]:
+    """Arguments of a pass that reads and writes `cache`: transformers 5.24 has another name for it than 5.19."""
+    name = "cache" if "cache" in inspect.signature(type(body).forward).parameters else "past_key_values"
+    return {name: cache, "use_cache": True}
 
 
 def to_device(array: np.ndarray, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:

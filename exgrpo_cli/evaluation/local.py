@@ -60,6 +60,10 @@ class LocalModel:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if device == "cuda" and not gpus:
             raise InputError("--device cuda, but no GPU is visible: use --device cpu, or check CUDA_VISIBLE_DEVICES.")
+        if device == "mps" and not torch.backends.mps.is_available():
+            raise InputError(
+                "--device mps is the GPU of a Mac with Apple silicon, and there is none; use --device cpu."
+            )
         self._device = torch.device(device if device != "auto" else "cuda" if gpus else "cpu")
         self._engine, self._tensor_parallel = engine, tensor_parallel
         if engine == "vllm":

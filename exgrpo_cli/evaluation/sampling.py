@@ -5,7 +5,6 @@ are still being sampled; a question is handed over as soon as its last verdict i
 """
 
 import itertools
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -24,6 +23,7 @@ from exgrpo_cli.base.statistics import (
     smallest_detectable_difference,
 )
 from exgrpo_cli.base.types import AnswerFormat, Question, SamplingParams, StopReason, Verdict, rollout_seed
+from exgrpo_cli.base.versions import usable_cores
 from exgrpo_cli.config.names import GRADERS, PREFIX
 from exgrpo_cli.config.sections import require_known
 from exgrpo_cli.config.sections.run import GradingSettings
@@ -258,7 +258,7 @@ def open_pool(grader: str) -> GradingPool:
     Raises InputError for a grader that is not there.
     """
     require_known("--grader", grader, (*GRADERS, PREFIX))
-    return GradingPool(GradingSettings(grader=grader, workers=min(MOST_WORKERS, len(os.sched_getaffinity(0)))))
+    return GradingPool(GradingSettings(grader=grader, workers=min(MOST_WORKERS, usable_cores())))
 
 
 def graders_beside(grader: str, questions: Iterable[Question]) -> tuple[str, ...]:

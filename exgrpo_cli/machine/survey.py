@@ -2,6 +2,7 @@
 
 import os
 import resource
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,4 +68,5 @@ def peak_memory_bytes() -> int:
 
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # In bytes on a Mac, in KiB elsewhere.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -77,7 +77,7 @@ class Processes:
 
     def _start(self, run: StudyRun, command: list[str]) -> Process:
         settings = run.config.run
-        if settings.nproc <= 1 and (settings.device == "cpu" or not visible_gpus()):
+        if settings.nproc <= 1 and not (settings.wants_gpus and visible_gpus()):
             return fork_process(Path(command[-2]), Path(command[-1]), run.log.resolve())
         return start_process([*command, str(os.getpid())], run.log)
 
@@ -371,7 +371,7 @@ def jobs_of(study: Study, jobs: int) -> int:
     run = study.runs[0].config.run
     if study.equal == "seconds":
         return 1
-    on_gpu = run.device == "cuda" or (run.device == "auto" and bool(visible_gpus()))
+    on_gpu = run.device in ("cuda", "mps") or (run.device == "auto" and bool(visible_gpus()))
     if jobs or on_gpu or run.nproc != 1:
         return jobs or 1
     return max(1, min(len(study.unfinished), usable_cores() // max(1, run.threads)))

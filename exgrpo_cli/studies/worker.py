@@ -62,7 +62,7 @@ def main(
             # Said once: on another host the folder of a new run may be there before its ranks look.
             again = RESUME if resume else NEW
             arguments = ["-m", MODULE, str(settings), str(folder), str(os.getpid()), again]
-            return run_ranks(arguments, config.run.nproc, hosts, on_gpu=config.run.device != "cpu")
+            return run_ranks(arguments, config.run.nproc, hosts, on_gpu=config.run.wants_gpus)
         return train_as_rank(settings, folder, resume=resume)
     except ExgrpoError as error:
         say(str(error))

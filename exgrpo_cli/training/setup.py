@@ -125,7 +125,7 @@ def take_device(requested: str, local_rank: int) -> torch.device:
     which builds a plan for every new shape, and the shapes of packed rows are new at every micro-batch.
     """
     if requested != "cuda":
-        return torch.device("cpu")
+        return torch.device(requested)
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     torch.backends.cuda.enable_cudnn_sdp(False)

@@ -255,4 +255,4 @@ def train_in_ranks(start: RunStart, config: Config, flags: Sequence[str]) -> int
             file.write_text(to_toml(config), encoding="utf-8")
             command += ["--config", str(file)]
         give_stdout_to_children()
-        return run_ranks(command, config.run.nproc, on_gpu=config.run.device != "cpu" or "--debug" in flags)
+        return run_ranks(command, config.run.nproc, on_gpu=config.run.wants_gpus or "--debug" in flags)

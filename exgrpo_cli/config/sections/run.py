@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from exgrpo_cli.config.names import GRADERS, PREFIX, TINY_TASKS
+from exgrpo_cli.config.names import GRADERS, PREFIX, TINY_TASKS, Device
 from exgrpo_cli.config.sections import (
     DURATION,
     FRACTION,
@@ -45,8 +45,8 @@ class RunSettings:
     follows the share that is spent."""
     budget_amount: float = setting(0.0, NON_NEGATIVE, Needs("run.steps is the budget", budget=SET), role="run")
     """Tokens or seconds of the budget; 0 with `steps`."""
-    device: Literal["auto", "cpu", "cuda"] = setting("auto", role="machine", pinned=True)
-    """Device of the policy; "auto" takes a GPU when one is visible."""
+    device: Device = setting("auto", role="machine", pinned=True)
+    """Device of the policy; "auto" takes a CUDA GPU when one is visible, "mps" is the GPU of a Mac."""
     threads: int = setting(0, NON_NEGATIVE, role="machine", pinned=True)
     """CPU threads of torch; 0 takes half the cores and records the choice."""
     nproc: int = setting(1, NON_NEGATIVE, role="machine", pinned=True, resumable=True)
@@ -66,6 +66,11 @@ class RunSettings:
     """Draw `plots/` when the run ends; `exgrpo replay-stats` draws the replay ones at any time."""
     log: tuple[str, ...] = setting((), ("tensorboard", "wandb"), role="machine")
     """Trackers besides the journal: "tensorboard", "wandb"."""
+
+    @property
+    def wants_gpus(self) -> bool:
+        """Whether CUDA GPUs are taken, where they are visible."""
+        return self.device in ("auto", "cuda")
 
     @property
     def whole_budget(self) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, Cache, DynamicCache
 
 from exgrpo_cli.base.types import SamplingParams
-from exgrpo_cli.engines.causal_lm import CausalLM, refuse_unsupported, to_device
+from exgrpo_cli.engines.causal_lm import CausalLM, reading, refuse_unsupported, to_device
 from exgrpo_cli.engines.hf.prompts import Prefilled, sample_tokens
 
 
@@ -175,8 +175,7 @@ class SlotDecoder:
             input_ids=newest[:, None],
             position_ids=lengths[:, None],
             attention_mask=self._cache.begin_step(lengths, span=int(self._cached[used].max()) + 1),
-            past_key_values=self._cache,
-            use_cache=True,
+            **reading(self._parts.body, self._cache),
         )
         self._cached[used] += 1
         lengths += 1

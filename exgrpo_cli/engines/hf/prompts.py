@@ -20,7 +20,7 @@ from transformers import DynamicCache
 from exgrpo_cli.algo.batching import shared_prefix
 from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.types import RolloutRequest, SamplingParams
-from exgrpo_cli.engines.causal_lm import CausalLM, to_device, use_attention
+from exgrpo_cli.engines.causal_lm import CausalLM, reading, to_device, use_attention
 from exgrpo_cli.engines.generators import Place, places_of
 
 PREFILL_TOKENS = 4096
@@ -137,8 +137,8 @@ def prefill(parts: CausalLM, requests: Sequence[RolloutRequest], first: int, att
     prefix = min(shared_prefix(prompts), int(lengths.min()) - 1)
     with use_attention(parts.body, attention):
         if prefix:
-            parts.body(input_ids=input_ids[:1, :prefix], past_key_values=cache, use_cache=True)
+            parts.body(input_ids=input_ids[:1, :prefix], **reading(parts.body, cache))
             cache.batch_repeat_interleave(len(prompts))
-        hidden = parts.body(input_ids=input_ids[:, prefix:], past_key_values=cache, use_cache=True).last_hidden_state
+        hidden = parts.body(input_ids=input_ids[:, prefix:], **reading(parts.body, cache)).last_hidden_state
     last = hidden[torch.arange(len(prompts), device=parts.device), to_device(lengths - 1 - prefix, parts.device)]
     return Prefilled(first, lengths.tolist(), prefix, cache, last)
