@@ -15,17 +15,9 @@ from exgrpo_cli.config.names import check_functions
 from exgrpo_cli.config.settings import Author, Config, Layer
 from exgrpo_cli.evaluation.benchmarks import benchmark_questions, load_benchmarks
 from exgrpo_cli.models.load import load_tokenizer
+from exgrpo_cli.questions import prepare as preparing
 from exgrpo_cli.questions.files import stem_of, suffix_of
 from exgrpo_cli.questions.layouts import NamedFields
-from exgrpo_cli.questions.prepare import (
-    PrepareOptions,
-    PrepareReport,
-    default_output,
-    outputs_of,
-    prepare,
-    read_source,
-    seed_of,
-)
 from exgrpo_cli.questions.prompts import PromptLimit, choose_template, encode, seen_text
 from exgrpo_cli.questions.question_file import FileLayout, question_text
 from exgrpo_cli.questions.sources import check_source
@@ -65,7 +57,7 @@ class PrepareRequest:
         given = {name: getattr(self, name) for name in ("backbone", "config_file", "assignments")}
         settings = build_config(options={**self.options, **limit}, files=Author.of_file(self.allow_code), **given)
         check_functions(settings)
-        audit = PrepareOptions(
+        audit = preparing.PrepareOptions(
             layout=self.layout,
             fields=self.fields,
             # The audit has the machine to itself, unlike grading beside a training rank.
@@ -75,16 +67,16 @@ class PrepareRequest:
             made=settings,
             split=self.split,
         )
-        output = self.output or default_output(self.source)
+        output = self.output or preparing.default_output(self.source)
         check_source(self.source)
-        outputs_of(self.source, output, audit)
+        preparing.outputs_of(self.source, output, audit)
         return PreparePlan(request=self, settings=settings, options=audit, output=output)
 
 
 class PrepareResult(NamedTuple):
     """Reports of what was written, and the first prompts as the backbone sees them."""
 
-    reports: Sequence[PrepareReport]
+    reports: Sequence[preparing.PrepareReport]
     shown: list[dict[str, Any]]
 
     def to_json(self) -> dict[str, Any]:
@@ -101,7 +93,7 @@ class PreparePlan:
 
     request: PrepareRequest
     settings: Config
-    options: PrepareOptions
+    options: preparing.PrepareOptions
     output: Path
 
     def to_json(self) -> dict[str, Any]:
@@ -123,7 +115,7 @@ class PreparePlan:
             "overlap_ngram": options.overlap_ngram,
             "overlap_threshold": options.overlap_threshold,
             "split": options.split,
-            "seed": seed_of(request.source, options),
+            "seed": preparing.seed_of(request.source, options),
         }
 
     def run(self, *, quiet: bool) -> PrepareResult:
@@ -138,7 +130,7 @@ class PreparePlan:
                     limit = PromptLimit(template=template, tokenizer=tokenizer, max_tokens=data.max_prompt_tokens)
                 benchmarks = _benchmarks(request.decontaminate, reporter)
                 options = replace(self.options, prompt_limit=limit, benchmarks=benchmarks)
-                reports = prepare(request.source, self.output, options, reporter.progress)
+                reports = preparing.prepare(request.source, self.output, options, reporter.progress)
         except KeyboardInterrupt:
             raise Interrupted(
                 f"stopped, {self.output} was not written; run the same command again: it starts over, "
@@ -153,7 +145,7 @@ def _benchmarks(decontaminate: str | None, reporter: Reporter) -> dict[str, list
     texts: dict[str, list[str]] = {}
     for name in filter(None, (part.strip() for part in (decontaminate or "").split(","))):
         if Path(name).exists():
-            read = read_source(name, NamedFields(), reporter.progress)
+            read = preparing.read_source(name, NamedFields(), reporter.progress)
             for reason, examples in read.marked.examples.items():
                 reporter.note(f"{reason}: {examples[0]}")
             # Files of one name in different folders count as one benchmark.

@@ -22,23 +22,8 @@ import msgspec
 from filelock import FileLock
 
 from exgrpo_cli import __version__
+from exgrpo_cli.base import files
 from exgrpo_cli.base.errors import DamageWarning, InputError
-from exgrpo_cli.base.files import (
-    append_json_lines,
-    drop_torn_line,
-    file_digest,
-    json_lines,
-    read_json,
-    read_json_lines,
-    require_shape,
-    require_writable,
-    take,
-    values_digest,
-    write_json,
-    write_json_lines,
-    write_text,
-    write_whole,
-)
 from exgrpo_cli.base.types import AnswerFormat, Verdict
 from exgrpo_cli.base.versions import describe_machine, installed_version
 from exgrpo_cli.evaluation.sampling import Evaluation, QuestionRecord, Sample, graders_beside, open_pool, regrade
@@ -108,9 +93,9 @@ class ResultsFolder:
                 folder._check_questions(records)
             else:
                 rows = ({key: value for key, value in asdict(each).items() if key != "samples"} for each in records)
-                text = json_lines(rows)
+                text = files.json_lines(rows)
                 folder.write_stamp(stamp, hashlib.sha256(text.encode()).hexdigest())
-                write_text(folder._questions, text)
+                files.write_text(folder._questions, text)
         except BaseException:
             folder.close()
             raise
@@ -125,7 +110,7 @@ class ResultsFolder:
             path.is_dir() and (folder._protocol.is_file() or all(own.name[0] == "." for own in path.iterdir()))
         ):
             raise InputError(f"{path} exists and is no results folder (no protocol.json): choose another --output.")
-        require_writable(folder._protocol)
+        files.require_writable(folder._protocol)
 
     @classmethod
     def open(cls, path: Path) -> "ResultsFolder":
@@ -137,7 +122,7 @@ class ResultsFolder:
         return folder
 
     def _acquire(self) -> None:
-        take(self._lock, f"{self.path} is in use by another evaluation: wait for it to end.")
+        files.take(self._lock, f"{self.path} is in use by another evaluation: wait for it to end.")
 
     def _check_questions(self, records: Sequence[QuestionRecord]) -> None:
         for found, wanted in zip_longest(self.questions(), records):
@@ -155,16 +140,16 @@ class ResultsFolder:
 
     def _stamp_and_sum(self) -> tuple[Stamp, object]:
         """The stamp, and the checksum of the questions that was written with it."""
-        stamp: Stamp = read_json(self._protocol, dict[str, dict[str, Any]])
+        stamp: Stamp = files.read_json(self._protocol, dict[str, dict[str, Any]])
         sums = stamp.pop(_SUMS, {})
-        _require(sums.get("protocol"), values_digest(stamp), self._protocol, _AGAIN)
-        require_shape(stamp, _STAMP, str(self._protocol))
+        _require(sums.get("protocol"), files.values_digest(stamp), self._protocol, _AGAIN)
+        files.require_shape(stamp, _STAMP, str(self._protocol))
         return stamp, sums.get("questions")
 
     def write_stamp(self, stamp: Stamp, questions: str | None = None) -> None:
         """Replace `protocol.json`, with the checksums of itself and of the questions."""
-        sums = {"protocol": values_digest(stamp), "questions": questions or file_digest(self._questions)}
-        write_json(self._protocol, {**stamp, _SUMS: sums})
+        sums = {"protocol": files.values_digest(stamp), "questions": questions or files.file_digest(self._questions)}
+        files.write_json(self._protocol, {**stamp, _SUMS: sums})
 
     @property
     def benchmark(self) -> str:
@@ -173,9 +158,9 @@ class ResultsFolder:
 
     def questions(self) -> list[QuestionRecord]:
         """The questions in their order, without samples; raises InputError where they are not as they were written."""
-        rows = list(read_json_lines(self._questions))
+        rows = list(files.read_json_lines(self._questions))
         again = f"restore it from a copy, or {self._protocol}, which has the checksum; or choose another --output."
-        _require(self._stamp_and_sum()[1], file_digest(self._questions), self._questions, again)
+        _require(self._stamp_and_sum()[1], files.file_digest(self._questions), self._questions, again)
         try:
             return msgspec.convert(rows, list[QuestionRecord])
         except msgspec.ValidationError as error:
@@ -188,13 +173,13 @@ class ResultsFolder:
         """
         writable = self._lock.is_locked
         if writable and self._records.is_file():
-            drop_torn_line(self._records)
+            files.drop_torn_line(self._records)
         questions = {record.question.id: record for record in self.questions()}
         records: dict[str, QuestionRecord] = {}
-        rows = list(read_json_lines(self._records)) if self._records.exists() else []
+        rows = list(files.read_json_lines(self._records)) if self._records.exists() else []
         for number, row in enumerate(rows, start=1):
             where = f"{self._records}, line {number}"
-            _require(row.pop(_SUM, None), values_digest(row), where, _LINE)
+            _require(row.pop(_SUM, None), files.values_digest(row), where, _LINE)
             try:
                 samples = msgspec.convert(row["samples"], tuple[Sample, ...])
                 record = replace(questions[row["question_id"]], samples=samples)
@@ -236,24 +221,24 @@ class ResultsFolder:
 
     def result(self) -> dict[str, Any]:
         """The content of `results.json`; raises InputError where it is damaged."""
-        result: dict[str, Any] = read_json(self._result)
-        _require(result.pop(_SUM, None), values_digest(result), self._result, _RESCORE.format(self.path))
+        result: dict[str, Any] = files.read_json(self._result)
+        _require(result.pop(_SUM, None), files.values_digest(result), self._result, _RESCORE.format(self.path))
         return result
 
     def write_results(self, result: Mapping[str, Any]) -> None:
         """Replace `results.json`, with a checksum of itself."""
-        write_json(self._result, {**result, _SUM: values_digest(result)})
+        files.write_json(self._result, {**result, _SUM: files.values_digest(result)})
 
     def append(self, records: Iterable[QuestionRecord]) -> None:
         """Add finished questions in one write, flushed before it returns.
 
         Raises RunError where the disk is full; what was there stays readable.
         """
-        append_json_lines(self._records, map(_record_row, records))
+        files.append_json_lines(self._records, map(_record_row, records))
 
     def rewrite(self, records: Iterable[QuestionRecord]) -> None:
         """Replace all records."""
-        write_json_lines(self._records, map(_record_row, records))
+        files.write_json_lines(self._records, map(_record_row, records))
 
     def close(self) -> None:
         """Leave the folder to other processes."""
@@ -280,7 +265,7 @@ def _require(written: object, found: str, where: object, then: str) -> None:
 
 def _record_row(record: QuestionRecord) -> dict[str, Any]:
     row = {"question_id": record.question.id, "samples": [asdict(sample) for sample in record.samples]}
-    return {**row, _SUM: values_digest(row)}
+    return {**row, _SUM: files.values_digest(row)}
 
 
 def differences(one: Stamp, other: Stamp, *, may_differ: tuple[str, ...]) -> list[str]:
@@ -324,7 +309,7 @@ def model_hash(folder: Path) -> str:
     """Hash over names and contents of the files that decide what a model folder answers."""
     decide = (".safetensors", ".json", ".jinja", ".model", ".txt", ".tiktoken")
     paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in decide]
-    return values_digest({path.name: file_digest(path) for path in paths})
+    return files.values_digest({path.name: files.file_digest(path) for path in paths})
 
 
 def score_folder(folder: ResultsFolder, pool: GradingPool, second_graders: Sequence[str] = ()) -> dict[str, Any]:
@@ -389,4 +374,4 @@ def write_samples(path: Path, evaluation: Evaluation, by_second: Mapping[str, Se
         rows = [row | {f"verdict_{name}": verdict.value} for row, verdict in zip(rows, verdicts, strict=True)]
     schema = pa.schema([(name, numbers.get(name, pa.string())) for name in rows[0]])
     table = pa.Table.from_pylist(rows, schema)
-    write_whole(path, lambda file: pq.write_table(table, file, compression="zstd"))
+    files.write_whole(path, lambda file: pq.write_table(table, file, compression="zstd"))

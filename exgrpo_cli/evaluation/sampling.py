@@ -14,14 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from exgrpo_cli.base.statistics import (
-    RESAMPLES,
-    Score,
-    avg_at_k,
-    pass_at_k_score,
-    pass_at_ks,
-    smallest_detectable_difference,
-)
+from exgrpo_cli.base import statistics
 from exgrpo_cli.base.types import AnswerFormat, Question, SamplingParams, StopReason, Verdict, rollout_seed
 from exgrpo_cli.base.versions import usable_cores
 from exgrpo_cli.config.names import GRADERS, PREFIX
@@ -115,15 +108,15 @@ class Evaluation:
         """Share of samples cut off at the token limit."""
         return sum(sample.stop_reason is StopReason.LENGTH for sample in self.all_samples) / len(self.all_samples)
 
-    def score(self) -> Score:
+    def score(self) -> statistics.Score:
         """avg@k with its 95 % interval."""
-        return avg_at_k(self.correct, self.samples, np.random.default_rng(BOOTSTRAP_SEED))
+        return statistics.avg_at_k(self.correct, self.samples, np.random.default_rng(BOOTSTRAP_SEED))
 
     def pass_at_k(self) -> dict[str, dict[str, float]]:
         """{k: {`value`, `low`, `high`}} of pass@k for k = 1, 2, 4, ... up to the samples, with 95 % intervals."""
         scores = {
-            k: pass_at_k_score(self.correct, self.samples, k, np.random.default_rng(BOOTSTRAP_SEED))
-            for k in pass_at_ks(self.samples)
+            k: statistics.pass_at_k_score(self.correct, self.samples, k, np.random.default_rng(BOOTSTRAP_SEED))
+            for k in statistics.pass_at_ks(self.samples)
         }
         return {str(k): {"value": at.value, "low": at.low, "high": at.high} for k, at in scores.items()}
 
@@ -147,7 +140,7 @@ class Evaluation:
             "questions": score.questions,
             "k": self.samples,
             "pass_at_k": self.pass_at_k(),
-            "smallest_detectable_difference": smallest_detectable_difference(self.correct, self.samples),
+            "smallest_detectable_difference": statistics.smallest_detectable_difference(self.correct, self.samples),
             "mean_tokens": self.mean_tokens,
             "share_clipped": self.share_clipped,
             "verdicts": {verdict.value: verdicts[verdict] for verdict in Verdict},
@@ -159,7 +152,7 @@ class Evaluation:
             return "95 %, Wilson"
         if self.correct.min() == self.correct.max():
             return "95 %, Wilson over questions (all have the same count)"
-        return f"95 %, bootstrap over questions, {RESAMPLES} resamples, seed {BOOTSTRAP_SEED}"
+        return f"95 %, bootstrap over questions, {statistics.RESAMPLES} resamples, seed {BOOTSTRAP_SEED}"
 
 
 OnResponse = Callable[[int, int, Response], None]

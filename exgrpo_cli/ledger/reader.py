@@ -29,26 +29,13 @@ import pyarrow.parquet as pq
 from jaxtyping import Float32, Int32
 
 from exgrpo_cli.base.errors import DamageWarning, InputError, first_line
-from exgrpo_cli.ledger.schemas import (
-    BODIES,
-    DRAWS,
-    EVENTS,
-    METADATA_KEY,
-    REPLAYS,
-    ROWS_END,
-    SCHEMAS,
-    SCORES,
-    TABLES,
-    TRAJECTORIES,
-    VISITS,
-    LedgerIdentity,
-)
+from exgrpo_cli.ledger import schemas
 
 CHECKSUMS = b"crc32"
 """Key of a record batch's metadata: the CRC-32 of every body in it, eight hexadecimal digits each."""
 _LIVE = "live"
 _NAME = re.compile(rf"part-(\d{{8}})-(\d{{8}}|{_LIVE})\.(?:parquet|arrow)")
-COMMIT_FIRST = (EVENTS, *(table for table in TABLES if table != EVENTS))
+COMMIT_FIRST = (schemas.EVENTS, *(table for table in schemas.TABLES if table != schemas.EVENTS))
 """Reading: the rows a commit record promises were there before it, so a table listed later has them. Deleting: without
 its record a step was never finished, whatever comes between."""
 _AFTER_FOOTER = 8
@@ -111,7 +98,7 @@ class Catalogue:
 
 def part_path(folder: Path, table: str, first_step: int, last_step: int | None = None) -> Path:
     """Path of the part of a table with these steps; the live one without `last_step`."""
-    suffix = "arrow" if table == BODIES else "parquet"
+    suffix = "arrow" if table == schemas.BODIES else "parquet"
     return folder / table / f"part-{first_step:08d}-{_LIVE if last_step is None else f'{last_step:08d}'}.{suffix}"
 
 
@@ -148,7 +135,7 @@ def inspect_part(table: str, path: Path) -> PartInfo:
         # A pipe would be waited for without end.
         raise DamagedBytes(f"{name} is no file")
     with reading(f"{name} is truncated or damaged"):
-        if table == BODIES:
+        if table == schemas.BODIES:
             with pa.memory_map(str(path)) as source:
                 file = pa.ipc.open_file(source)
                 schema, num_rows = file.schema, 0
@@ -161,17 +148,20 @@ def inspect_part(table: str, path: Path) -> PartInfo:
         else:
             with pa.OSFile(str(path)) as source, pq.ParquetFile(source) as file:
                 schema, num_rows, size = file.schema_arrow, file.metadata.num_rows, source.size()
-                footer, rows_end = file.metadata.serialized_size, (file.metadata.metadata or {}).get(ROWS_END, b"")
-        if not schema.equals(SCHEMAS[table]):
-            wrong = [str(column) for column in schema if column not in set(SCHEMAS[table])]
-            missing = [str(column) for column in SCHEMAS[table] if column not in set(schema)]
+                footer, rows_end = (
+                    file.metadata.serialized_size,
+                    (file.metadata.metadata or {}).get(schemas.ROWS_END, b""),
+                )
+        if not schema.equals(schemas.SCHEMAS[table]):
+            wrong = [str(column) for column in schema if column not in set(schemas.SCHEMAS[table])]
+            missing = [str(column) for column in schemas.SCHEMAS[table] if column not in set(schema)]
             raise DamagedBytes(f"{name}: columns {wrong} instead of {missing}")
-        content = msgspec.json.decode((schema.metadata or {}).get(METADATA_KEY, b"{}"), type=PartContent)
+        content = msgspec.json.decode((schema.metadata or {}).get(schemas.METADATA_KEY, b"{}"), type=PartContent)
         if content.has_end:
             is_own = rows_end == b"%d" % (size - footer - _AFTER_FOOTER)
         else:
             # Versions that noted no end wrote checksums, which few other programs do.
-            is_own = table == BODIES or not num_rows or _begins_checked(path)
+            is_own = table == schemas.BODIES or not num_rows or _begins_checked(path)
         if not is_own:
             raise DamagedBytes(f"{name}: another program has written its rows anew")
     first_step, last_step = steps_of(path)
@@ -180,7 +170,7 @@ def inspect_part(table: str, path: Path) -> PartInfo:
         first_step=first_step,
         last_step=(content.last_step or first_step) if last_step is None else last_step,
         num_rows=num_rows,
-        totals={name: content.totals.get(name, 0) for name in TABLES},
+        totals={name: content.totals.get(name, 0) for name in schemas.TABLES},
         batch_first_ids=tuple(first_ids),
     )
 
@@ -229,12 +219,15 @@ def _read_once(folder: Path) -> Catalogue:
             left, step = len(paths) - len(readable), steps_of(paths[len(readable)])[0]
             problems.append(f"{error}; {left} parts of {table} from step {step} left out")
     commit, mismatch = _last_whole_commit(listed)
-    last_step, totals = (commit.last_step, commit.totals) if commit else (0, dict.fromkeys(TABLES, 0))
-    kept = {table: tuple(part for part in listed[table] if commit and part.first_step <= last_step) for table in TABLES}
+    last_step, totals = (commit.last_step, commit.totals) if commit else (0, dict.fromkeys(schemas.TABLES, 0))
+    kept = {
+        table: tuple(part for part in listed[table] if commit and part.first_step <= last_step)
+        for table in schemas.TABLES
+    }
     if later := [part for parts in listed.values() for part in parts if commit is None or part.last_step > last_step]:
         rows = sum(part.num_rows for parts in listed.values() for part in parts) - sum(totals.values())
         reason = mismatch or "not complete (still being written, or cut short)"
-        reason = reason if listed[EVENTS] or problems else f"{EVENTS} has no parts"
+        reason = reason if listed[schemas.EVENTS] or problems else f"{schemas.EVENTS} has no parts"
         problems.append(f"{rows} rows up to step {max(part.last_step for part in later)} left out: {reason}")
     return Catalogue(parts=kept, totals=totals, last_step=last_step, dropped="; ".join(problems))
 
@@ -244,7 +237,7 @@ def _last_whole_commit(listed: Mapping[str, Sequence[PartInfo]]) -> tuple[PartIn
     firsts = {table: [part.first_step for part in parts] for table, parts in listed.items()}
     sums = {table: [*accumulate((part.num_rows for part in parts), initial=0)] for table, parts in listed.items()}
     last, reached = None, 0
-    for commit in listed[EVENTS]:
+    for commit in listed[schemas.EVENTS]:
         if commit.first_step > reached + 1:
             return last, f"events of steps {reached + 1}-{commit.first_step - 1} are missing"
         for table, parts in listed.items():
@@ -270,7 +263,7 @@ class LedgerReader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.identity = LedgerIdentity.read(folder)
+        self.identity = schemas.LedgerIdentity.read(folder)
         self._catalogue = read_catalogue(folder)
         self.last_step = self._catalogue.last_step
         self.dropped = self._catalogue.dropped
@@ -282,7 +275,7 @@ class LedgerReader:
 
         With `dictionary` the columns that repeat few words come dictionary-encoded, each over one dictionary.
         """
-        names = list(columns) if columns is not None else SCHEMAS[table].names
+        names = list(columns) if columns is not None else schemas.SCHEMAS[table].names
 
         def read(catalogue: Catalogue) -> pa.Table:
             rows = read_rows(table, catalogue.parts[table], names, dictionary=dictionary)
@@ -291,17 +284,17 @@ class LedgerReader:
 
         return self._retrying(read)
 
-    trajectories = partialmethod(table, TRAJECTORIES)
+    trajectories = partialmethod(table, schemas.TRAJECTORIES)
     """One row per stored trajectory (`table`)."""
-    scores = partialmethod(table, SCORES)
+    scores = partialmethod(table, schemas.SCORES)
     """One row per candidate that a step scored."""
-    draws = partialmethod(table, DRAWS)
+    draws = partialmethod(table, schemas.DRAWS)
     """One row per question that a step drew."""
-    visits = partialmethod(table, VISITS)
+    visits = partialmethod(table, schemas.VISITS)
     """One row per group of a question that a step graded."""
-    replays = partialmethod(table, REPLAYS)
+    replays = partialmethod(table, schemas.REPLAYS)
     """One row per trajectory that a step trained on again."""
-    events = partialmethod(table, EVENTS)
+    events = partialmethod(table, schemas.EVENTS)
     """One row per change of the buffer."""
 
     def bodies(self, trajectory_ids: Sequence[int]) -> list[Body]:
@@ -309,11 +302,11 @@ class LedgerReader:
 
         Raises InputError for an unknown id, and naming the file where one of them is damaged.
         """
-        known = self._catalogue.totals[BODIES]
+        known = self._catalogue.totals[schemas.BODIES]
         if unknown := [each for each in trajectory_ids if not 0 <= each < known]:
             raise InputError(f"{self.folder}: no trajectory {unknown[0]}; ids go from 0 to {known - 1}")
         try:
-            return self._retrying(lambda catalogue: BodyStore(catalogue.parts[BODIES]).read(trajectory_ids))
+            return self._retrying(lambda catalogue: BodyStore(catalogue.parts[schemas.BODIES]).read(trajectory_ids))
         except DamagedBytes as error:
             raise InputError(f"{error}; restore the file from a copy") from error
 
@@ -336,7 +329,7 @@ def read_rows(table: str, parts: Sequence[PartInfo], columns: Sequence[str], *, 
     """
     encoded = [name for name in _REPETITIVE if name in columns] if dictionary else []
     words = pa.dictionary(pa.int32(), pa.string())
-    fields = [SCHEMAS[table].field(name) for name in columns]
+    fields = [schemas.SCHEMAS[table].field(name) for name in columns]
     schema = pa.schema([field.with_type(words) if field.name in encoded else field for field in fields])
     pieces = [schema.empty_table()]
     for part in parts:
@@ -360,10 +353,12 @@ def whole_until(folder: Path) -> tuple[int, str]:
     """
     catalogue = read_catalogue(folder)
     last_step, problem = catalogue.last_step, catalogue.dropped
-    for table, part in ((name, part) for name in TABLES if name != BODIES for part in catalogue.parts[name]):
+    for table, part in (
+        (name, part) for name in schemas.TABLES if name != schemas.BODIES for part in catalogue.parts[name]
+    ):
         if part.first_step <= last_step:
             try:
-                read_rows(table, [part], SCHEMAS[table].names)
+                read_rows(table, [part], schemas.SCHEMAS[table].names)
             except InputError as error:
                 last_step, problem = part.first_step - 1, str(error)
     return last_step, problem

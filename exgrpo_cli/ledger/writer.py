@@ -19,33 +19,7 @@ from filelock import FileLock, Timeout
 
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.files import cannot_write, partial_path, publish, remove_partials, stage, sync_folder, write_json
-from exgrpo_cli.ledger.reader import (
-    CHECKSUMS,
-    COMMIT_FIRST,
-    Body,
-    BodyStore,
-    Catalogue,
-    DamagedBytes,
-    body_columns,
-    checksum,
-    inspect_part,
-    list_parts,
-    part_path,
-    read_catalogue,
-    steps_of,
-)
-from exgrpo_cli.ledger.schemas import (
-    BODIES,
-    EVENTS,
-    IDENTITY_FILE,
-    METADATA_KEY,
-    RESUME_FIELDS,
-    ROWS_END,
-    SCHEMAS,
-    TABLES,
-    TRAJECTORIES,
-    LedgerIdentity,
-)
+from exgrpo_cli.ledger import reader, schemas
 
 _LOCK_FILE = "writer.lock"
 _STEPS_BEFORE = "Everything before is complete: free some space, then go on with --resume."
@@ -61,8 +35,8 @@ Batch = tuple[pa.RecordBatch, bytes]
 
 def schema_with_metadata(table: str, last_step: int, totals: Mapping[str, int] | None = None) -> pa.Schema:
     """The table's schema with its last step and, in parts of `events`, the commit record."""
-    content = {"last_step": last_step, "totals": dict(totals or {}), "has_end": table != BODIES}
-    return SCHEMAS[table].with_metadata({METADATA_KEY: json.dumps(content).encode()})
+    content = {"last_step": last_step, "totals": dict(totals or {}), "has_end": table != schemas.BODIES}
+    return schemas.SCHEMAS[table].with_metadata({schemas.METADATA_KEY: json.dumps(content).encode()})
 
 
 def write_parquet(file: BinaryIO, table: pa.Table, schema: pa.Schema) -> None:
@@ -81,55 +55,57 @@ def write_parquet(file: BinaryIO, table: pa.Table, schema: pa.Schema) -> None:
         write_page_checksum=True,
     ) as sink:
         sink.write_table(table.replace_schema_metadata(schema.metadata))
-        sink.add_key_value_metadata({ROWS_END.decode(): str(file.tell())})
+        sink.add_key_value_metadata({schemas.ROWS_END.decode(): str(file.tell())})
 
 
 def batch_checksums(batch: pa.RecordBatch) -> bytes:
     """The checksums of all bodies of a record batch."""
-    offsets, token_ids, logprobs = body_columns(batch)
-    return b"".join(checksum(token_ids[begin:end], logprobs[begin:end]) for begin, end in pairwise(offsets.tolist()))
+    offsets, token_ids, logprobs = reader.body_columns(batch)
+    return b"".join(
+        reader.checksum(token_ids[begin:end], logprobs[begin:end]) for begin, end in pairwise(offsets.tolist())
+    )
 
 
-def bodies_batch(first_id: int, bodies: Sequence[Body]) -> pa.RecordBatch:
+def bodies_batch(first_id: int, bodies: Sequence[reader.Body]) -> pa.RecordBatch:
     """Bodies as one record batch, numbered from `first_id`."""
     offsets = np.cumsum([0, *(len(token_ids) for token_ids, _ in bodies)], dtype=np.int32)
     token_ids = np.concatenate([np.empty(0, dtype=np.int32), *(token_ids for token_ids, _ in bodies)])
     logprobs = np.concatenate([np.empty(0, dtype=np.float32), *(logprobs for _, logprobs in bodies)])
     ids = np.arange(first_id, first_id + len(bodies), dtype=np.int64)
     lists = [pa.ListArray.from_arrays(pa.array(offsets), pa.array(values)) for values in (token_ids, logprobs)]
-    return pa.record_batch([pa.array(ids), *lists], schema=SCHEMAS[BODIES])
+    return pa.record_batch([pa.array(ids), *lists], schema=schemas.SCHEMAS[schemas.BODIES])
 
 
 def write_bodies(file: BinaryIO, batches: Iterable[Batch], schema: pa.Schema) -> None:
     """Write record batches of bodies, each with its checksums."""
     with pa.ipc.new_file(file, schema) as sink:
         for batch, checksums in batches:
-            sink.write_batch(batch, custom_metadata={CHECKSUMS: checksums})
+            sink.write_batch(batch, custom_metadata={reader.CHECKSUMS: checksums})
 
 
-def check_cut(folder: Path, step: int) -> Catalogue:
+def check_cut(folder: Path, step: int) -> reader.Catalogue:
     """Rows that a cut after `step` would leave of the ledger; deletes nothing.
 
     Raises InputError where the ledger is not whole up to `step`, or no part ends there as after a checkpoint.
     """
-    catalogue = read_catalogue(folder)
+    catalogue = reader.read_catalogue(folder)
     # Step 0 has a part after a warm start alone.
-    if step and step not in [steps_of(part.path)[1] for part in catalogue.parts[EVENTS]]:
+    if step and step not in [reader.steps_of(part.path)[1] for part in catalogue.parts[schemas.EVENTS]]:
         raise InputError(
             f"{folder} is whole only up to step {catalogue.last_step} and has no closed part that ends at step {step}, "
             f"of which the checkpoint is{': ' + catalogue.dropped if catalogue.dropped else ''}; to resume from an "
             "earlier checkpoint, remove this one"
         )
     parts = {table: tuple(part for part in own if part.last_step <= step) for table, own in catalogue.parts.items()}
-    totals = parts[EVENTS][-1].totals if parts[EVENTS] else dict.fromkeys(TABLES, 0)
-    return Catalogue(parts=parts, totals=totals, last_step=step, dropped="")
+    totals = parts[schemas.EVENTS][-1].totals if parts[schemas.EVENTS] else dict.fromkeys(schemas.TABLES, 0)
+    return reader.Catalogue(parts=parts, totals=totals, last_step=step, dropped="")
 
 
 def cut_after(folder: Path, step: int) -> None:
     """Delete what the ledger holds of later steps; the caller holds the writer lock and has called `check_cut`."""
-    for table in COMMIT_FIRST:
+    for table in reader.COMMIT_FIRST:
         remove_partials(folder / table)
-        later = [path for path in list_parts(folder, table) if steps_of(path)[0] > step]
+        later = [path for path in reader.list_parts(folder, table) if reader.steps_of(path)[0] > step]
         for path in reversed(later):
             path.unlink()
         if later:
@@ -139,22 +115,22 @@ def cut_after(folder: Path, step: int) -> None:
 class LedgerWriter:
     """Appends steps to the live part of each table, the commit record last. Holds the writer lock until `close`."""
 
-    def __init__(self, folder: Path, identity: LedgerIdentity, at_step: int | None = None) -> None:
+    def __init__(self, folder: Path, identity: schemas.LedgerIdentity, at_step: int | None = None) -> None:
         """A new ledger, or with `at_step` one that goes on from there; rows on disk stay as they are until `begin`.
 
         Raises InputError where the folder holds a ledger, or another run's, or one that is being written (the lock of a
         dead process is free), or one that is not whole up to that step.
         """
         if at_step is not None:
-            identity.require_match(LedgerIdentity.read(folder), str(folder), RESUME_FIELDS)
-        elif (folder / IDENTITY_FILE).exists():
+            identity.require_match(schemas.LedgerIdentity.read(folder), str(folder), schemas.RESUME_FIELDS)
+        elif (folder / schemas.IDENTITY_FILE).exists():
             raise InputError(f"{folder} holds a ledger already; resume that run, or give another --output")
-        for table in TABLES:
+        for table in schemas.TABLES:
             (folder / table).mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(folder / _LOCK_FILE)
         try:
             self._lock.acquire(timeout=0)
-            self.catalogue = read_catalogue(folder) if at_step is None else check_cut(folder, at_step)
+            self.catalogue = reader.read_catalogue(folder) if at_step is None else check_cut(folder, at_step)
         except Timeout as error:
             raise InputError(
                 f"{folder}: another process is writing this ledger; wait for it or stop it, "
@@ -166,18 +142,20 @@ class LedgerWriter:
         self.folder, self.identity, self._is_new, self.last_step = folder, identity, at_step is None, at_step or 0
         self.totals = dict(self.catalogue.totals)
         """Rows of every table, of the steps flushed."""
-        self._stored = BodyStore(self.catalogue.parts[BODIES])
+        self._stored = reader.BodyStore(self.catalogue.parts[schemas.BODIES])
         # Of the live part of each table: its first step, the rows before it, and what it holds.
-        self._closed, self._first_steps = dict(self.totals), dict.fromkeys(TABLES, self.last_step + 1)
-        self._tables = {table: SCHEMAS[table].empty_table() for table in TABLES if table != BODIES}
+        self._closed, self._first_steps = dict(self.totals), dict.fromkeys(schemas.TABLES, self.last_step + 1)
+        self._tables = {
+            table: schemas.SCHEMAS[table].empty_table() for table in schemas.TABLES if table != schemas.BODIES
+        }
         self._rows: dict[str, list[dict[str, Any]]] = {table: [] for table in self._tables}
         self._batches: list[Batch] = []
-        self._bodies: list[Body] = []
+        self._bodies: list[reader.Body] = []
 
     def begin(self) -> None:
         """Make the folder this run's ledger, without what it holds of later steps."""
         if self._is_new:
-            write_json(self.folder / IDENTITY_FILE, asdict(self.identity))
+            write_json(self.folder / schemas.IDENTITY_FILE, asdict(self.identity))
         else:
             cut_after(self.folder, self.last_step)
 
@@ -191,19 +169,21 @@ class LedgerWriter:
         many = [own if isinstance(own, list) else [own] * num for own in lists]
         self._rows[table] += [dict(zip(columns, row, strict=True)) for row in zip(*many, strict=True)]
 
-    def append_trajectory(self, body: Body, **row: Any) -> None:
+    def append_trajectory(self, body: reader.Body, **row: Any) -> None:
         """Add a row of `trajectories` and its body; its id must be the next one."""
         token_ids, logprobs = body
-        assert row["trajectory_id"] == self._closed[BODIES] + len(self._bodies) and len(token_ids) == len(logprobs)
-        self.append(TRAJECTORIES, **row)
+        assert row["trajectory_id"] == self._closed[schemas.BODIES] + len(self._bodies) and len(token_ids) == len(
+            logprobs
+        )
+        self.append(schemas.TRAJECTORIES, **row)
         self._bodies.append((token_ids.copy(), logprobs.copy()))
 
-    def bodies(self, trajectory_ids: Sequence[int]) -> list[Body]:
+    def bodies(self, trajectory_ids: Sequence[int]) -> list[reader.Body]:
         """Copies of bodies, flushed or not. Raises RunError naming the file where one is damaged."""
-        closed = self._closed[BODIES]
+        closed = self._closed[schemas.BODIES]
         try:
             stored = iter(self._stored.read([i for i in trajectory_ids if i < closed]))
-        except DamagedBytes as error:
+        except reader.DamagedBytes as error:
             raise RunError(f"{error}; restore the file from a copy, then go on with --resume") from error
         return [
             next(stored) if i < closed else (self._bodies[i - closed][0].copy(), self._bodies[i - closed][1].copy())
@@ -218,20 +198,20 @@ class LedgerWriter:
         tables, batches = {}, self._batches
         for table, rows in self._rows.items():
             # What may be null is where it is NaN.
-            columns = {own: [row[own.name] for row in rows] for own in SCHEMAS[table]}
+            columns = {own: [row[own.name] for row in rows] for own in schemas.SCHEMAS[table]}
             new = [pa.array(values, own.type, from_pandas=own.nullable) for own, values in columns.items()]
-            tables[table] = pa.concat_tables([self._tables[table], pa.table(new, schema=SCHEMAS[table])])
-        if bodies := self._bodies[self.totals[BODIES] - self._closed[BODIES] :]:
-            batch = bodies_batch(self.totals[BODIES], bodies)
+            tables[table] = pa.concat_tables([self._tables[table], pa.table(new, schema=schemas.SCHEMAS[table])])
+        if bodies := self._bodies[self.totals[schemas.BODIES] - self._closed[schemas.BODIES] :]:
+            batch = bodies_batch(self.totals[schemas.BODIES], bodies)
             batches = [*batches, (batch, batch_checksums(batch))]
         self._write_live(step, tables, batches, len(self._bodies))
         self._tables, self._batches = tables, batches
         for rows in self._rows.values():
             rows.clear()
         if sum(map(len, tables.values())) > _LIVE_ROWS:
-            self._close_parts(TABLES)
+            self._close_parts(schemas.TABLES)
         elif sum(batch.nbytes for batch, _ in batches) > _LIVE_BYTES:
-            self._close_parts((BODIES,))
+            self._close_parts((schemas.BODIES,))
 
     def write(
         self, step: int, tables: Mapping[str, pa.Table], bodies: Iterable[pa.RecordBatch], num_bodies: int
@@ -247,7 +227,7 @@ class LedgerWriter:
 
         Every row must have been flushed. Raises RunError where the disk refuses.
         """
-        self._close_parts(TABLES)
+        self._close_parts(schemas.TABLES)
 
     def close(self) -> None:
         """Let another process write; rows that were not flushed are lost."""
@@ -257,35 +237,40 @@ class LedgerWriter:
         """Give live parts, that of `bodies` among them, their final names; all is on the disk when this returns."""
         assert not any(self._rows.values())
         try:
-            live = [path for table in tables for path in list_parts(self.folder, table)[-1:] if not steps_of(path)[1]]
+            live = [
+                path
+                for table in tables
+                for path in reader.list_parts(self.folder, table)[-1:]
+                if not reader.steps_of(path)[1]
+            ]
             # At once, for a disk syncs several files in little more time than one.
             with ThreadPoolExecutor() as pool:
                 list(pool.map(sync_folder, live))
             for path in live:
-                publish(path, part_path(self.folder, path.parent.name, steps_of(path)[0], self.last_step))
-            path = part_path(self.folder, BODIES, self._first_steps[BODIES], self.last_step)
-            if self.totals[BODIES] > self._closed[BODIES]:
-                self._stored.add(inspect_part(BODIES, path))
+                publish(path, reader.part_path(self.folder, path.parent.name, reader.steps_of(path)[0], self.last_step))
+            path = reader.part_path(self.folder, schemas.BODIES, self._first_steps[schemas.BODIES], self.last_step)
+            if self.totals[schemas.BODIES] > self._closed[schemas.BODIES]:
+                self._stored.add(reader.inspect_part(schemas.BODIES, path))
         except OSError as error:
             raise cannot_write(f"step {self.last_step} of {self.folder}", error, _STEPS_BEFORE) from error
         for table in tables:
             self._first_steps[table], self._closed[table] = self.last_step + 1, self.totals[table]
-            if table == BODIES:
+            if table == schemas.BODIES:
                 self._batches, self._bodies = [], []
             else:
-                self._tables[table] = SCHEMAS[table].empty_table()
+                self._tables[table] = schemas.SCHEMAS[table].empty_table()
 
     def _write_live(self, step: int, tables: Mapping[str, pa.Table], batches: Iterable[Batch], num_bodies: int) -> None:
         """Replace the live parts that have new rows, and that of events, which commits, by ones up to `step`."""
-        counts = {BODIES: num_bodies} | {table: len(rows) for table, rows in tables.items()}
-        totals = {table: self._closed[table] + counts.get(table, 0) for table in TABLES}
+        counts = {schemas.BODIES: num_bodies} | {table: len(rows) for table, rows in tables.items()}
+        totals = {table: self._closed[table] + counts.get(table, 0) for table in schemas.TABLES}
         jobs: dict[Path, Callable[[BinaryIO], None]] = {}
-        for table in TABLES:
-            if totals[table] == self.totals[table] and table != EVENTS:
+        for table in schemas.TABLES:
+            if totals[table] == self.totals[table] and table != schemas.EVENTS:
                 continue
-            schema = schema_with_metadata(table, step, totals if table == EVENTS else None)
-            path = part_path(self.folder, table, self._first_steps[table])
-            if table == BODIES:
+            schema = schema_with_metadata(table, step, totals if table == schemas.EVENTS else None)
+            path = reader.part_path(self.folder, table, self._first_steps[table])
+            if table == schemas.BODIES:
                 jobs[path] = partial(write_bodies, batches=batches, schema=schema)
             else:
                 jobs[path] = partial(write_parquet, table=tables[table], schema=schema)

@@ -15,19 +15,11 @@ from typing import Any, NamedTuple
 from exgrpo_cli.base.errors import InputError, nearest
 from exgrpo_cli.base.types import Message, Question
 from exgrpo_cli.grading import last_boxed
+from exgrpo_cli.questions import values
 from exgrpo_cli.questions.choices import LETTERS, format_choices
 from exgrpo_cli.questions.files import Row
 from exgrpo_cli.questions.made.countdown import SOURCE, solve
 from exgrpo_cli.questions.question_file import own_metadata, question_id, reach
-from exgrpo_cli.questions.values import (
-    UnusableRow,
-    filled_text,
-    gold_text,
-    messages_of,
-    optional_text,
-    options_in,
-    place_of_gold,
-)
 
 _GSM8K_MARK = "####"
 _LEVEL = {"level": ("level", "difficulty")}
@@ -102,21 +94,21 @@ class Layout:
     def question(self, row: Row, source: str) -> Question:
         """The question of a row, from `source` where it says nothing else; raises UnusableRow with the reason."""
         if any(row.get(name) not in (None, "", []) for name in self.left_empty):
-            raise UnusableRow("options, which the first rows have not")
+            raise values.UnusableRow("options, which the first rows have not")
         prompt, answer, *more = self.read(*(joined(row, name) for name in self.columns))
         if self.answer_pattern is not None:
             matches = list(re.finditer(self.answer_pattern, answer))
             if not matches:
-                raise UnusableRow("answer pattern not found")
-            answer = gold_text(matches[-1].group(min(1, matches[-1].re.groups)))
-        answer = filled_text(answer, "no answer")
+                raise values.UnusableRow("answer pattern not found")
+            answer = values.gold_text(matches[-1].group(min(1, matches[-1].re.groups)))
+        answer = values.filled_text(answer, "no answer")
         own = {key: reach(row, name) for key, name in self.own.items() if name}
         return Question(
             id=question_id(prompt, answer),
             prompt=prompt,
             answer=answer,
-            source=optional_text(own.get("source")) or source,
-            level=optional_text(own.get("level")),
+            source=values.optional_text(own.get("source")) or source,
+            level=values.optional_text(own.get("level")),
             metadata=more[0] if more else own_metadata(own.get("metadata")),
         )
 
@@ -196,31 +188,31 @@ def _refuse_unused(where: str, layout: Layout, columns: Sequence[str], rows: Seq
 
 
 def _question_answer(question: Any, answer: Any) -> Asked:
-    return messages_of(question), gold_text(answer)
+    return values.messages_of(question), values.gold_text(answer)
 
 
 def _told_in_two(question: Any, answer: Any) -> Asked:
     """Facts and question apart (SVAMP, ASDiv); behind a number, what it counts is no part of the gold: 9 (apples)."""
-    counted = _COUNTED.fullmatch(gold_text(answer))
-    return messages_of(question), counted[1] if counted else gold_text(answer)
+    counted = _COUNTED.fullmatch(values.gold_text(answer))
+    return values.messages_of(question), counted[1] if counted else values.gold_text(answer)
 
 
 def _numbered(question: Any, numbers: Any, answer: Any) -> Asked:
     """A text with number0, number1 in place of its numbers (SVAMP for graph-to-tree models)."""
-    values = dict(enumerate(str(numbers).split()))
+    given = dict(enumerate(str(numbers).split()))
     try:
         text = _NUMBERED.sub(
-            lambda found: gold_text(float(values[int(found[1])])), filled_text(question, "no question")
+            lambda found: values.gold_text(float(given[int(found[1])])), values.filled_text(question, "no question")
         )
     except (KeyError, ValueError, OverflowError):
-        raise UnusableRow("a number of the question is missing") from None
+        raise values.UnusableRow("a number of the question is missing") from None
     return _told_in_two(text, answer)
 
 
 def _quantity(question: Any, answer: Any, unit: Any) -> Asked:
     """A number and its unit apart (SciBench)."""
-    text, unit = gold_text(answer), str(unit or "").strip().strip("$").strip()
-    return messages_of(question), text if unit in ("", "None") or unit in text else f"{text} {unit}"
+    text, unit = values.gold_text(answer), str(unit or "").strip().strip("$").strip()
+    return values.messages_of(question), text if unit in ("", "None") or unit in text else f"{text} {unit}"
 
 
 def _countdown(numbers: Any, target: Any) -> Asked:
@@ -228,14 +220,14 @@ def _countdown(numbers: Any, target: Any) -> Asked:
     try:
         given, wanted = [int(number) for number in numbers], int(target)
     except (TypeError, ValueError):
-        raise UnusableRow("no numbers and target") from None
+        raise values.UnusableRow("no numbers and target") from None
     solution = solve([(number, str(number)) for number in given], wanted) if 1 < len(given) <= _MOST_NUMBERS else None
     if solution is None:
-        raise UnusableRow(f"no solution, or over {_MOST_NUMBERS} numbers")
+        raise values.UnusableRow(f"no solution, or over {_MOST_NUMBERS} numbers")
     listed = ", ".join(map(str, given))
     text = f"Use each of the numbers {listed} once, with + - * / and brackets, to make {wanted}."
     metadata = {"verifier": SOURCE, "numbers": given, "target": wanted}
-    return messages_of(text), solution, json.dumps(metadata)
+    return values.messages_of(text), solution, json.dumps(metadata)
 
 
 def _is_numbered(columns: Columns, rows: Sequence[Row]) -> bool:
@@ -249,44 +241,44 @@ def _is_gsm8k(columns: Columns, rows: Sequence[Row]) -> bool:
 
 
 def _gsm8k(question: Any, answer: Any) -> Asked:
-    prompt = messages_of(question)
-    _, mark, final = filled_text(answer, "no answer").rpartition(_GSM8K_MARK)
+    prompt = values.messages_of(question)
+    _, mark, final = values.filled_text(answer, "no answer").rpartition(_GSM8K_MARK)
     if not mark:
-        raise UnusableRow("no #### answer")
+        raise values.UnusableRow("no #### answer")
     # 1,200 is a number with a thousands separator, never a list, in this data set.
-    return prompt, gold_text(re.sub(r"(?<=\d),(?=\d{3})", "", final))
+    return prompt, values.gold_text(re.sub(r"(?<=\d),(?=\d{3})", "", final))
 
 
 def _math(question: Any, solution: Any) -> Asked:
-    prompt = messages_of(question)
-    boxed = last_boxed(filled_text(solution, "no solution"))
+    prompt = values.messages_of(question)
+    boxed = last_boxed(values.filled_text(solution, "no solution"))
     if boxed is None:
-        raise UnusableRow("no boxed answer")
-    return prompt, gold_text(boxed)
+        raise values.UnusableRow("no boxed answer")
+    return prompt, values.gold_text(boxed)
 
 
 def _listed_choices(question: Any, options: Any, answer: Any) -> Asked:
     """A list (MMLU, MMLU-Pro), texts and labels (ARC), or a table by letter; the answer by any."""
-    texts, labels = options_in(options)
-    return _choice(question, texts, place_of_gold(answer, texts, labels))
+    texts, labels = values.options_in(options)
+    return _choice(question, texts, values.place_of_gold(answer, texts, labels))
 
 
 def _lettered_choices(question: Any, answer: Any, *options: Any) -> Asked:
     # An option left empty, as the fourth where others have five, does not move the letters behind it.
-    return _listed_choices(question, dict(zip(LETTERS, map(optional_text, options), strict=False)), answer)
+    return _listed_choices(question, dict(zip(LETTERS, map(values.optional_text, options), strict=False)), answer)
 
 
 def _separate_choices(question: Any, correct: Any, *wrong: Any) -> Asked:
     """The correct answer, in a column of its own, is placed by a hash of the question."""
-    text = filled_text(question, "no question")
-    texts = [filled_text(each, "an option is missing") for each in wrong]
+    text = values.filled_text(question, "no question")
+    texts = [values.filled_text(each, "an option is missing") for each in wrong]
     place = int(hashlib.sha256(text.encode()).hexdigest(), 16) % (len(texts) + 1)
-    texts.insert(place, filled_text(correct, "no answer"))
+    texts.insert(place, values.filled_text(correct, "no answer"))
     return _choice(text, texts, place)
 
 
 def _choice(question: Any, texts: Sequence[str], place: int) -> Asked:
-    return messages_of(format_choices(filled_text(question, "no question"), texts)), LETTERS[place]
+    return values.messages_of(format_choices(values.filled_text(question, "no question"), texts)), LETTERS[place]
 
 
 class _Known(NamedTuple):

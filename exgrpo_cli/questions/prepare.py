@@ -23,31 +23,11 @@ from exgrpo_cli.config.names import is_made, section_of_made
 from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.grading import GradingPool
-from exgrpo_cli.questions.audit import (
-    BenchmarkIndex,
-    Progress,
-    Tally,
-    gold_reasons,
-    mark_near_duplicates,
-    one_line,
-    sift,
-)
+from exgrpo_cli.questions import audit, question_file
 from exgrpo_cli.questions.files import iter_rows, stem_of
 from exgrpo_cli.questions.layouts import MULTIPLE_CHOICE, SAMPLE_ROWS, Layout, NamedFields, recognise
 from exgrpo_cli.questions.made import make_split
 from exgrpo_cli.questions.prompts import PromptLimit
-from exgrpo_cli.questions.question_file import (
-    MADE_BY_PREPARE,
-    FileLayout,
-    content_hash,
-    fold,
-    is_prepared,
-    normalised,
-    question_text,
-    read_metadata,
-    require_content,
-    write_questions,
-)
 from exgrpo_cli.questions.sources import Source, default_name, open_source
 from exgrpo_cli.questions.values import UnusableRow
 
@@ -60,7 +40,7 @@ _NEAR = 0.8
 class PrepareOptions:
     """Options of reading and auditing a question set."""
 
-    layout: FileLayout = "canonical"
+    layout: question_file.FileLayout = "canonical"
     """Layout of the output."""
     fields: NamedFields = field(default_factory=NamedFields)
     grading: GradingSettings = field(default_factory=GradingSettings)
@@ -97,9 +77,9 @@ class PrepareReport:
     questions: Sequence[Question]
     """Those that are kept, exact duplicates folded."""
     num_folded: int = 0
-    dropped: Tally = field(default_factory=Tally)
+    dropped: audit.Tally = field(default_factory=audit.Tally)
     """Rows and, once they are audited, questions that were left out."""
-    marked: Tally = field(default_factory=Tally)
+    marked: audit.Tally = field(default_factory=audit.Tally)
     """Findings about questions that were kept."""
     output: Path = Path()
     seconds: float = 0.0
@@ -122,7 +102,7 @@ class PrepareReport:
             **self.source.to_json(),
             "layout": self.layout,
             "output": str(self.output),
-            "content_hash": content_hash(self.questions),
+            "content_hash": question_file.content_hash(self.questions),
             **self.findings(),
             "levels": dict(sorted(levels.items())),
             "seconds": round(self.seconds, 3),
@@ -175,7 +155,7 @@ def outputs_of(source: str, output: Path, options: PrepareOptions) -> list[Path]
         require_place(path)
         if path.exists() and Path(source).exists() and path.samefile(source):
             raise InputError(f"--output {path} is the source itself: name another file.")
-        if path.exists() and not is_prepared(read_metadata(path)):
+        if path.exists() and not question_file.is_prepared(question_file.read_metadata(path)):
             raise InputError(f"--output {path} exists and was not made by `exgrpo prepare`: name another file.")
         if path.suffix.lower() != ".parquet":
             raise InputError(f"--output {path} would be a parquet file: name it {stem_of(path)}.parquet.")
@@ -183,7 +163,7 @@ def outputs_of(source: str, output: Path, options: PrepareOptions) -> list[Path]
     return outputs
 
 
-def prepare(source: str, output: Path, options: PrepareOptions, progress: Progress) -> list[PrepareReport]:
+def prepare(source: str, output: Path, options: PrepareOptions, progress: audit.Progress) -> list[PrepareReport]:
     """Read, audit and write a question file and, of a made source and with `split`, the held-out one beside it.
 
     Raises InputError for a source that cannot be read, an output that cannot be written or is not `prepare`'s own, and
@@ -212,7 +192,9 @@ def prepare(source: str, output: Path, options: PrepareOptions, progress: Progre
         reports = [replace(train, other=heldout), replace(heldout, other=train, is_heldout=True)]
     # The held-out file first: a training file that names it must find it.
     for report, names in reversed(list(zip(reports, beside, strict=False))):
-        write_questions(report.output, report.questions, {**_metadata(report, options), **names}, options.layout)
+        question_file.write_questions(
+            report.output, report.questions, {**_metadata(report, options), **names}, options.layout
+        )
     return reports
 
 
@@ -221,7 +203,7 @@ def seed_of(source: str, options: PrepareOptions) -> int | None:
     return int(getattr(options.made, section_of_made(source)).seed) if is_made(source) else None
 
 
-def read_source(text: str, fields: NamedFields, progress: Progress) -> PrepareReport:
+def read_source(text: str, fields: NamedFields, progress: audit.Progress) -> PrepareReport:
     """Read every row of a file, a folder or a hub data set; rows that are no questions are counted as dropped.
 
     Raises InputError for a source that cannot be read, has no known layout or several, and for one id with different
@@ -241,10 +223,10 @@ def read_source(text: str, fields: NamedFields, progress: Progress) -> PrepareRe
     if len(named) > 1:
         found = " and ".join(f"{file} has the {name} layout" for name, file in named.items())
         raise InputError(f"{found}: prepare them one by one.")
-    dropped, marked = Tally(), Tally()
+    dropped, marked = audit.Tally(), audit.Tally()
     for file in source.files:
         try:
-            require_content(file)
+            question_file.require_content(file)
         except InputError as error:
             marked.add("file not as it was written, taken as it is", str(error))
 
@@ -256,10 +238,10 @@ def read_source(text: str, fields: NamedFields, progress: Progress) -> PrepareRe
                 try:
                     yield where, layout.question(row, source.name)
                 except UnusableRow as error:
-                    dropped.add(str(error), f"{where}: {one_line(str(dict(row)))}")
+                    dropped.add(str(error), f"{where}: {audit.one_line(str(dict(row)))}")
         progress(len(layouts), len(layouts), "reading files")
 
-    questions, num_folded = fold(placed())
+    questions, num_folded = question_file.fold(placed())
     return PrepareReport(
         source=source,
         layout=next(iter(named)),
@@ -279,7 +261,7 @@ def split_questions(
     Questions of the same words are kept on one side, whatever their answers: the lowest hashes of (seed, last user
     message) are held out. Raises InputError where one side would be empty.
     """
-    texts = [normalised(question_text(question)) for question in questions]
+    texts = [question_file.normalised(question_file.question_text(question)) for question in questions]
     asked = [hashlib.sha256(f"{seed}\x1f{text}".encode()).hexdigest() for text in texts]
     wanted = max(1, round(fraction * len(questions)))
     chosen = set(sorted(set(asked))[: wanted if most is None else min(wanted, most)])
@@ -293,7 +275,7 @@ def split_questions(
     return train, heldout
 
 
-def _audit(source: str, report: PrepareReport, options: PrepareOptions, progress: Progress) -> PrepareReport:
+def _audit(source: str, report: PrepareReport, options: PrepareOptions, progress: audit.Progress) -> PrepareReport:
     """The report with the questions that pass every check; the others are counted as dropped, findings as marked.
 
     Raises InputError where none is left.
@@ -302,24 +284,26 @@ def _audit(source: str, report: PrepareReport, options: PrepareOptions, progress
     if report.layout == MULTIPLE_CHOICE and grading.grader == "math":
         grading = replace(grading, grader="choice")
     with GradingPool(grading) as pool:
-        questions = sift(questions, partial(gold_reasons, pool=pool), "verifying gold answers", dropped, progress)
+        questions = audit.sift(
+            questions, partial(audit.gold_reasons, pool=pool), "verifying gold answers", dropped, progress
+        )
     if options.benchmarks:
-        index = BenchmarkIndex(options.benchmarks, size=options.overlap_ngram)
+        index = audit.BenchmarkIndex(options.benchmarks, size=options.overlap_ngram)
         check = partial(index.reasons, threshold=options.overlap_threshold)
-        questions = sift(questions, check, "comparing with benchmarks", dropped, progress)
+        questions = audit.sift(questions, check, "comparing with benchmarks", dropped, progress)
     if limit is not None:
-        questions = sift(questions, limit.reasons, "counting prompt tokens", dropped, progress)
+        questions = audit.sift(questions, limit.reasons, "counting prompt tokens", dropped, progress)
     if not questions:
         found = [f"{count} {reason} ({dropped.examples[reason][0]})" for reason, count in dropped.items()]
         raise InputError(f"{source}: none of the {report.num_read} rows is left: {'; '.join(found)}.")
-    mark_near_duplicates(questions, report.marked, progress, threshold=_NEAR)
+    audit.mark_near_duplicates(questions, report.marked, progress, threshold=_NEAR)
     return replace(report, questions=questions)
 
 
 def _metadata(report: PrepareReport, options: PrepareOptions) -> dict[str, Any]:
     limit = options.prompt_limit
     return {
-        "made_by": MADE_BY_PREPARE,
+        "made_by": question_file.MADE_BY_PREPARE,
         "toolkit_version": __version__,
         **report.source.to_json(),
         "source_layout": report.layout,

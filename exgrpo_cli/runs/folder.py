@@ -20,25 +20,8 @@ from filelock import FileLock
 from jaxtyping import Float64, Int64
 from safetensors import SafetensorError
 
+from exgrpo_cli.base import files
 from exgrpo_cli.base.errors import InputError, RunError
-from exgrpo_cli.base.files import (
-    MANIFEST,
-    NUMBER,
-    Files,
-    append_json_lines,
-    cannot_write,
-    find_damage,
-    find_differences,
-    read_json_lines,
-    read_manifest,
-    remove_partials,
-    remove_path,
-    require_writable,
-    take,
-    write_json_lines,
-    write_manifest,
-    write_text,
-)
 
 POOL_FILE = "pool.toml"
 """Settings that rollouts logged elsewhere were read with: their folder holds a ledger, but is no run to go on with."""
@@ -91,7 +74,7 @@ class RunFolder:
                 folder.remove_set_up()
         cls.check_new(path)
         path.mkdir(parents=True, exist_ok=True)
-        write_text(path / SET_UP_FILE, _SET_UP_TEXT)
+        files.write_text(path / SET_UP_FILE, _SET_UP_TEXT)
         folder.make_folders()
         return folder
 
@@ -120,7 +103,7 @@ class RunFolder:
         entries = sorted(self.path.rglob("*"), reverse=True)
         for path in (path for path in entries if _is_entry(path) and path not in others):
             if path.name != SET_UP_FILE:
-                remove_path(path)
+                files.remove_path(path)
         (self.path / SET_UP_FILE).unlink(missing_ok=True)
         for path in [*entries, self.path]:
             if not _is_entry(path) and path not in others and not any(path.iterdir()):
@@ -135,7 +118,7 @@ class RunFolder:
             is_run = cls(path).config.is_file()
             way_on = f", or `exgrpo train --resume --output {path}`" if is_run else "; it holds no run to go on with"
             raise InputError(f"{path} exists: choose another --output{way_on}.")
-        require_writable(path)
+        files.require_writable(path)
 
     @classmethod
     def existing(cls, path: Path) -> "RunFolder":
@@ -159,7 +142,7 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Hold the folder for one writer; raises InputError when another has it or the folder cannot be written."""
         in_use = f"{self.path}: another process is training in it; wait for it or stop it."
-        with take(FileLock(self.path / ".lock"), in_use):
+        with files.take(FileLock(self.path / ".lock"), in_use):
             yield
 
     def metrics_lines(self) -> Iterator[dict[str, Any]]:
@@ -169,15 +152,15 @@ class RunFolder:
 
     def append_metrics(self, values: Mapping[str, Any]) -> None:
         """One step's line, "step" first, on disk when this returns."""
-        append_json_lines(self.metrics, [values])
+        files.append_json_lines(self.metrics, [values])
 
     def append_samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Some of a step's rollouts in `samples/step-000001.jsonl`."""
-        append_json_lines(self.samples / f"step-{step:06d}.jsonl", rows)
+        files.append_json_lines(self.samples / f"step-{step:06d}.jsonl", rows)
 
     def append_validation(self, values: Mapping[str, Any]) -> None:
         """Record how often each question was answered correctly, on disk when this returns."""
-        append_json_lines(self.validations, [values])
+        files.append_json_lines(self.validations, [values])
 
     def cut_back(self, step: int, *, validates_again: bool) -> None:
         """Drop metrics, validations and samples after `step`, so that a resumed run writes them again.
@@ -186,17 +169,17 @@ class RunFolder:
         """
         for path, last in ((self.metrics, step), (self.validations, step - validates_again)):
             if path.exists():
-                lines = {(line.get("step", 0), line.get("asked")): line for line in read_json_lines(path)}
-                write_json_lines(path, [line for (step, _), line in lines.items() if step <= last])
+                lines = {(line.get("step", 0), line.get("asked")): line for line in files.read_json_lines(path)}
+                files.write_json_lines(path, [line for (step, _), line in lines.items() if step <= last])
         for path in self.samples.glob("step-*.jsonl"):
             number = path.stem.removeprefix("step-")
             if number.isdecimal() and int(number) > step:
-                remove_path(path)
+                files.remove_path(path)
 
     def remove_partials(self) -> None:
         """Remove what killed processes left half-written; the ledger clears up by itself. The caller holds the lock."""
         for folder in (self.path, self.data, self.checkpoints, self.samples, self.plots):
-            remove_partials(folder)
+            files.remove_partials(folder)
 
 
 def require_own(folder: Path, places: Iterable[Path]) -> None:
@@ -236,11 +219,13 @@ def writing(path: Path) -> Iterator[None]:
             raise
         full = not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
         mend = "free some space" if full else "make it writable"
-        raise cannot_write(path, error, f"Earlier checkpoints are whole: {mend}, then go on with --resume.") from error
+        raise files.cannot_write(
+            path, error, f"Earlier checkpoints are whole: {mend}, then go on with --resume."
+        ) from error
 
 
 CHECKSUMS_FILE = "checksums.json"
-RESUMED_FROM = ("config.toml", "metrics.jsonl", "validations.jsonl", f"data/{MANIFEST}")
+RESUMED_FROM = ("config.toml", "metrics.jsonl", "validations.jsonl", f"data/{files.MANIFEST}")
 """Files that a resume reads."""
 _ENVIRONMENT = "environment.json"
 _SAMPLE_FILES = 20
@@ -262,10 +247,10 @@ def note_checksums(run: Path, *, at_the_end: bool = False) -> None:
     if at_the_end:
         names += ["result.json", "summary.json"]
         names += [path.relative_to(run).as_posix() for path in (run / _MODEL).rglob("*")]
-    write_manifest(run, [name for name in names if (run / name).is_file()], file=CHECKSUMS_FILE, known=written)
+    files.write_manifest(run, [name for name in names if (run / name).is_file()], file=CHECKSUMS_FILE, known=written)
 
 
-def written_once(run: Path, last_step: int | None = None) -> Files:
+def written_once(run: Path, last_step: int | None = None) -> files.Files:
     """Notes on the samples of steps up to `last_step`, or of all, and on the machine: they never change.
 
     Raises InputError where the checksums are damaged.
@@ -279,7 +264,7 @@ def forget_checksums(run: Path, step: int) -> None:
     """Keep notes of what no step after `step` writes again: what is about to be cut back has none that would be wrong,
     also where the process is killed meanwhile. Raises RunError where the disk refuses."""
     if kept := written_once(run, step):
-        write_manifest(run, (), file=CHECKSUMS_FILE, known=kept)
+        files.write_manifest(run, (), file=CHECKSUMS_FILE, known=kept)
     else:
         (run / CHECKSUMS_FILE).unlink(missing_ok=True)
 
@@ -291,7 +276,7 @@ def find_changes(run: Path, among: Collection[str] = ()) -> list[str]:
     """
     noted = _noted(run).items()
     chosen = {name: entry for name, entry in noted if (name in among if among else not name.startswith(_MODEL))}
-    return find_differences(run, chosen)
+    return files.find_differences(run, chosen)
 
 
 def require_model(folder: Path) -> None:
@@ -303,19 +288,19 @@ def require_model(folder: Path) -> None:
     if folder.name != "model":
         damage = ""
     elif (owner / "state.json").is_file():
-        damage = find_damage(owner, below=_MODEL)
+        damage = files.find_damage(owner, below=_MODEL)
     else:
         own = {name: entry for name, entry in _noted(owner).items() if name.startswith(_MODEL)}
         own.pop(f"{_MODEL}README.md", None)
-        damage = next(iter(find_differences(owner, own)), "")
+        damage = next(iter(files.find_differences(owner, own)), "")
     if damage:
         raise InputError(f"{damage}: restore it from a copy; of a model that you changed yourself, name a copy.")
 
 
-def _noted(run: Path) -> Files:
+def _noted(run: Path) -> files.Files:
     path = run / CHECKSUMS_FILE
     try:
-        return read_manifest(path) if path.is_file() else {}
+        return files.read_manifest(path) if path.is_file() else {}
     except InputError as error:
         raise InputError(
             f"{error} Without a copy delete it: settings, journals and model are then not checked."
@@ -381,14 +366,14 @@ def journal_lines(path: Path) -> Iterator[dict[str, Any]]:
 
     Raises InputError naming the first line that is no step.
     """
-    for number, row in enumerate(read_json_lines(path), start=1):
+    for number, row in enumerate(files.read_json_lines(path), start=1):
         for name, value in {"step": None, **row}.items():
             if name == "step":
                 valid = type(value) is int and 0 <= value <= _LAST_STEP
             elif name in TEXTS:
                 valid = isinstance(value, str)
             else:
-                valid = isinstance(value, NUMBER) and abs(value) <= float_info.max
+                valid = isinstance(value, files.NUMBER) and abs(value) <= float_info.max
             if not valid:
                 raise InputError(f"{path}, line {number}: {name} is {value!r:.40}. Remove the line or restore it.")
         yield row

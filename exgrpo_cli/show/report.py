@@ -15,10 +15,10 @@ from shlex import quote
 import numpy as np
 
 from exgrpo_cli.base.errors import DamageWarning, ExgrpoError, InputError
-from exgrpo_cli.base.files import NUMBER, Shape, read_json, require_shape
+from exgrpo_cli.base.files import NUMBER, Shape, read_json, read_json_lines, require_shape
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.settings import PINNED, Config, flat, resolve
-from exgrpo_cli.runs.folder import CHECKSUMS_FILE, REPORT_FILE, RunFolder, read_json_lines, read_metrics
+from exgrpo_cli.runs.folder import CHECKSUMS_FILE, REPORT_FILE, RunFolder, read_metrics
 from exgrpo_cli.runs.result import read_summary, remarks
 from exgrpo_cli.runs.validations import read_validations
 from exgrpo_cli.show import statistics, tables

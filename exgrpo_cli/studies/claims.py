@@ -12,15 +12,7 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.layers import read_config
 from exgrpo_cli.config.sections import POSITIVE, require_known
 from exgrpo_cli.presets import load_preset, preset_names
-from exgrpo_cli.studies.endpoints import (
-    ENDPOINTS,
-    SEEDS_FOR_A_VERDICT,
-    Effect,
-    effect_from,
-    paired_effect,
-    seeds_needed,
-    verdict,
-)
+from exgrpo_cli.studies import endpoints
 from exgrpo_cli.studies.study import Arm, Results, Study, split_list
 
 FIRST_SEED = 200
@@ -44,7 +36,7 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Standard deviation over seeds of the paired difference, from runs on other seeds than the claim's."""
 
     def __post_init__(self) -> None:
-        require_known("endpoint", self.endpoint, tuple(ENDPOINTS))
+        require_known("endpoint", self.endpoint, tuple(endpoints.ENDPOINTS))
         POSITIVE.check("contrast.smallest_effect", self.smallest_effect)
         POSITIVE.check("contrast.spread", self.spread)
         if self.arm == self.control:
@@ -53,19 +45,19 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def seeds(self) -> int:
         """Seeds with which, in 80 of 100 studies, twice the smallest effect is told from it, and so is none."""
-        return seeds_needed(spread=self.spread, distance=self.smallest_effect)
+        return endpoints.seeds_needed(spread=self.spread, distance=self.smallest_effect)
 
     @property
     def threshold(self) -> float:
         """The effect that must be exceeded."""
         return self.smallest_effect if self.direction == "greater" else -self.smallest_effect
 
-    def effect(self, results: Mapping[str, Results]) -> Effect | None:
+    def effect(self, results: Mapping[str, Results]) -> endpoints.Effect | None:
         """The effect that the contrast is judged by; None where no run of it has finished."""
-        endpoint = ENDPOINTS[self.endpoint]
+        endpoint = endpoints.ENDPOINTS[self.endpoint]
         if not self.control:
-            return effect_from(endpoint, results[self.arm], self.reference)
-        return paired_effect(endpoint, results[self.arm], results[self.control])
+            return endpoints.effect_from(endpoint, results[self.arm], self.reference)
+        return endpoints.paired_effect(endpoint, results[self.arm], results[self.control])
 
     def __str__(self) -> str:
         """The contrast in words: `pass_at_1: exgrpo minus grpo > 0.010`."""
@@ -120,7 +112,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @property
     def seeds(self) -> tuple[int, ...]:
         """Seeds of every arm: as many as the power calculation asks for, and no verdict with fewer than eight."""
-        count = max(SEEDS_FOR_A_VERDICT, *(contrast.seeds for contrast in self.contrasts))
+        count = max(endpoints.SEEDS_FOR_A_VERDICT, *(contrast.seeds for contrast in self.contrasts))
         return tuple(range(self.terms.first_seed, self.terms.first_seed + count))
 
     def __str__(self) -> str:
@@ -211,7 +203,9 @@ def outcome(claim: Claim, results: Mapping[str, Results]) -> dict[str, Any]:
         "title": claim.about.title,
         "source": claim.about.source,
         "regime": claim.terms.regime,
-        "verdict": verdict(complete, [each.threshold for each in claim.contrasts], needed=len(claim.seeds)).value,
+        "verdict": endpoints.verdict(
+            complete, [each.threshold for each in claim.contrasts], needed=len(claim.seeds)
+        ).value,
         "seeds": min(len(by_seed) for by_seed in results.values()),
         "seeds_needed": len(claim.seeds),
         "tokens": sum(each.generated for each in totals),

@@ -21,19 +21,8 @@ from exgrpo_cli.config.settings import NOT_HASHED, PINNED, Author, Config, Layer
 from exgrpo_cli.presets import preset_names
 from exgrpo_cli.questions.sources import check_source
 from exgrpo_cli.runs.result import RunResult, config_hash, find_results
+from exgrpo_cli.studies import study as studies
 from exgrpo_cli.studies.claims import FIRST_SEED, Claim, arms_of, chosen_claims
-from exgrpo_cli.studies.study import (
-    BASELINE,
-    EQUAL,
-    PLAN_FILE,
-    RESULTS_FOLDER,
-    Arm,
-    Study,
-    StudyRun,
-    differing_keys,
-    read_plan,
-    split_list,
-)
 
 STUDIES, CLAIMS = Path("studies"), "claims"
 MOST_SEEDS = 1000
@@ -78,7 +67,7 @@ class StudyRequest:
     output: Path | None = None
     """Folder of the study; its last part is the study's name."""
 
-    def config(self, arm: Arm, seed: int) -> Config:
+    def config(self, arm: studies.Arm, seed: int) -> Config:
         """The configuration of one run. Raises InputError for a bad setting."""
         options = {**self.options, "run": {**self.options.get("run", {}), "seed": seed}}
         if self.replay_from is not None:
@@ -105,12 +94,12 @@ class StudyRequest:
         check_functions(config)
         return config
 
-    def run(self, arm: Arm, seed: int, study: Path) -> StudyRun:
+    def run(self, arm: studies.Arm, seed: int, study: Path) -> studies.StudyRun:
         """A run of the study in the folder `study`. Raises InputError for a bad setting."""
         folder = study / arm.folder_name / f"seed-{seed}"
-        return StudyRun(arm=arm, seed=seed, folder=folder, config=self.config(arm, seed))
+        return studies.StudyRun(arm=arm, seed=seed, folder=folder, config=self.config(arm, seed))
 
-    def plan(self) -> Study:
+    def plan(self) -> studies.Study:
         """Every run of the study, resolved. Raises InputError naming what is unknown or contradictory."""
         if self.claim is not None:
             for name in ("metric", "sampler", "methods", "regimes", "vary", "seeds", "equal", "replay_from"):
@@ -122,11 +111,11 @@ class StudyRequest:
         axes += [("vary", text) for text in self.vary]
         if not axes:
             axes = [("methods", "exgrpo,grpo") if self.regimes is not None else ("metric", "ent")]
-        regimes = [None] if self.regimes is None else split_list("--regimes", self.regimes)
+        regimes = [None] if self.regimes is None else studies.split_list("--regimes", self.regimes)
         # Methods differ in what a step costs, values of one setting hardly do.
         usual = "steps" if self.methods is None and self.regimes is None else "generated"
         equal = usual if self.equal is None else self.equal
-        require_known("--equal", equal, EQUAL)
+        require_known("--equal", equal, studies.EQUAL)
         seeds = parse_seeds("3" if self.seeds is None else self.seeds)
         arms_by_axis = [axis_arms(axis, text) for axis, text in axes]
         parts = []
@@ -163,7 +152,7 @@ def _of_seed(assignment: str, seed: int) -> str:
     return key + equals + value.replace(SEED_PLACE, str(seed))
 
 
-def axis_arms(axis: str, text: str) -> list[Arm]:
+def axis_arms(axis: str, text: str) -> list[studies.Arm]:
     """Arms of one option of `exgrpo ablate`: "vary", "metric", "sampler" or "methods" with its value.
 
     One metric without a direction is compared both ways and with a random choice: `ent` is ent:min, ent:max and random.
@@ -173,46 +162,46 @@ def axis_arms(axis: str, text: str) -> list[Arm]:
         key, equals, values = text.partition("=")
         if not equals or "." not in key:
             raise InputError(f"--vary {text!r} is not of the form section.key=value,value.")
-        settings = [f"{key}={value}" for value in split_list("--vary", values)]
-        return [Arm(name=setting, assignments=(setting,)) for setting in settings]
-    names = split_list(f"--{axis}", text)
+        settings = [f"{key}={value}" for value in studies.split_list("--vary", values)]
+        return [studies.Arm(name=setting, assignments=(setting,)) for setting in settings]
+    names = studies.split_list(f"--{axis}", text)
     if axis == "methods":
-        return [Arm(name=Path(name).stem if name.endswith(".toml") else name, method=name) for name in names]
+        return [studies.Arm(name=Path(name).stem if name.endswith(".toml") else name, method=name) for name in names]
     if axis == "sampler":
-        return [Arm(name=name, assignments=(f'replay.sampler="{name}"',)) for name in names]
+        return [studies.Arm(name=name, assignments=(f'replay.sampler="{name}"',)) for name in names]
     if len(names) == 1 and names[0] != "random" and not names[0].endswith(DIRECTED):
         names = [f"{names[0]}:min", f"{names[0]}:max", "random"]
     return [_metric_arm(name) for name in names]
 
 
-def _metric_arm(text: str) -> Arm:
+def _metric_arm(text: str) -> studies.Arm:
     """The arm of one metric, lowest first unless it says `:max`; a `python:module:function` keeps its own colons."""
     if text == "random":
-        return Arm(name="random", assignments=('replay.metric="random"',))
+        return studies.Arm(name="random", assignments=('replay.metric="random"',))
     metric, _, direction = (text if text.endswith(DIRECTED) else f"{text}:min").rpartition(":")
     settings = (f'replay.metric="{metric}"', f'replay.direction="{direction}"')
-    return Arm(name=f"{metric}:{direction}", assignments=settings)
+    return studies.Arm(name=f"{metric}:{direction}", assignments=settings)
 
 
-def cross(axes: Sequence[Sequence[Arm]], regimes: Sequence[str | None] = (None,)) -> list[Arm]:
+def cross(axes: Sequence[Sequence[studies.Arm]], regimes: Sequence[str | None] = (None,)) -> list[studies.Arm]:
     """Every combination of one arm of each axis, in each regime, with the baselines they are compared with.
 
     A baseline is on-policy training in the same regime with the same settings, those of replay left out, which it does
     not read. Where a method axis names it, that arm is the baseline; else it stands behind the arms of its regime.
     Raises InputError for two arms of one name.
     """
-    plain = [arm.name for axis in axes for arm in axis if arm.method == BASELINE.method and not arm.assignments]
-    on_policy = replace(BASELINE, name=plain[0]) if plain else BASELINE
-    every: dict[str, Arm] = {}
+    plain = [arm.name for axis in axes for arm in axis if arm.method == studies.BASELINE.method and not arm.assignments]
+    on_policy = replace(studies.BASELINE, name=plain[0]) if plain else studies.BASELINE
+    every: dict[str, studies.Arm] = {}
     for regime in regimes:
-        baselines: dict[str, Arm] = {}
+        baselines: dict[str, studies.Arm] = {}
         for parts in itertools.product(*axes):
             arm = _joined(parts, regime)
             # A replay setting stands first in its axis: those of a metric are its name and its direction.
             shared = [part for part in parts if part.assignments and not part.assignments[0].startswith(REPLAY_ONLY)]
             baseline = _joined([on_policy, *shared], regime)
             baselines[baseline.name] = replace(baseline, baseline=baseline.name)
-            if arm.method == BASELINE.method:
+            if arm.method == studies.BASELINE.method:
                 arm = baseline
             elif arm.name in every:
                 raise InputError(f"arm {arm.name!r} is named twice: each arm of a study needs a name of its own.")
@@ -221,10 +210,10 @@ def cross(axes: Sequence[Sequence[Arm]], regimes: Sequence[str | None] = (None,)
     return list(every.values())
 
 
-def _joined(parts: Sequence[Arm], regime: str | None) -> Arm:
+def _joined(parts: Sequence[studies.Arm], regime: str | None) -> studies.Arm:
     """One arm of several: their names and settings side by side; the method is the one that is not the default."""
     name = " ".join(part.name for part in parts)
-    return Arm(
+    return studies.Arm(
         name=name if regime is None else f"{regime}: {name}",
         method=next((part.method for part in parts if part.method != DEFAULT_METHOD), DEFAULT_METHOD),
         assignments=tuple(text for part in parts for text in part.assignments),
@@ -249,19 +238,19 @@ def parse_seeds(text: str) -> list[int]:
 
 def plan_study(
     folder: Path,
-    arms: Sequence[Arm],
+    arms: Sequence[studies.Arm],
     seeds: Sequence[int] | Mapping[str, Sequence[int]],
     request: StudyRequest | None = None,
     *,
     equal: str = "steps",
-) -> Study:
+) -> studies.Study:
     """Resolve every run of the study in `folder`; `seeds` are those of all arms, or of each arm by its name.
 
     Runs whose result lies in one of the request's `results`, or in the study's own `results/`, count as finished.
     Raises InputError for a bad setting, arms whose folders have one name, a folder that holds the run of another
     configuration, or a damaged result.
     """
-    require_writable(folder / PLAN_FILE)
+    require_writable(folder / studies.PLAN_FILE)
     request = request or StudyRequest()
     names: dict[str, str] = {}
     for arm in arms:
@@ -274,17 +263,17 @@ def plan_study(
         for arm in arms
         if seed in of_arm[arm.name]
     ]
-    kept = folder / RESULTS_FOLDER
+    kept = folder / studies.RESULTS_FOLDER
     places = [*([kept] if kept.is_dir() else []), *request.results]
     runs = with_results(runs, [result for place in places for result in find_results(place)], equal)
-    study = Study(name=folder.name, folder=folder, arms=tuple(arms), runs=tuple(runs), equal=equal)
+    study = studies.Study(name=folder.name, folder=folder, arms=tuple(arms), runs=tuple(runs), equal=equal)
     _require_same_settings(study, request)
     for source in {run.config.data.train for run in runs if run.state != "finished"} - set(preset_names("benchmarks")):
         check_source(source)
     return study
 
 
-def with_results(runs: Sequence[StudyRun], found: Sequence[RunResult], equal: str) -> list[StudyRun]:
+def with_results(runs: Sequence[studies.StudyRun], found: Sequence[RunResult], equal: str) -> list[studies.StudyRun]:
     """The runs, each with the result found of it: a run is the hash of its settings, its seed, and where it has a
     budget of its own the amount.
 
@@ -300,14 +289,14 @@ def with_results(runs: Sequence[StudyRun], found: Sequence[RunResult], equal: st
     return [replace(run, result=by_key.get(key)) if times[key] == 1 else run for run, key in pairs]
 
 
-def expected(run: StudyRun, equal: str) -> Config:
+def expected(run: studies.StudyRun, equal: str) -> Config:
     """Settings of a run with the kind of budget that it will have; the amount comes from the baseline's run."""
     if equal == "steps" or run.arm.name == run.arm.baseline:
         return run.config
     return run.given(budget=equal, budget_amount=1.0).config
 
 
-def _require_same_settings(study: Study, request: StudyRequest) -> None:
+def _require_same_settings(study: studies.Study, request: StudyRequest) -> None:
     """Raise InputError where the folder holds runs of other settings, of seeds that are planned now or before."""
     planned = {run.folder: run for run in study.runs}
     for arm in study.arms:
@@ -318,7 +307,7 @@ def _require_same_settings(study: Study, request: StudyRequest) -> None:
             wanted = expected(planned.get(folder) or request.run(arm, int(seed), study.folder), study.equal)
             stored = resolve([Written(str(path), read_config(path), Author.READ)])
             unlike = config_hash(stored) != config_hash(wanted)
-            changed = differing_keys(stored, wanted) - NOT_HASHED - PINNED if unlike else set()
+            changed = studies.differing_keys(stored, wanted) - NOT_HASHED - PINNED if unlike else set()
             if wanted.backbone.dtype not in ("auto", stored.backbone.dtype):
                 changed.add("backbone.dtype")
             if changed:
@@ -326,7 +315,7 @@ def _require_same_settings(study: Study, request: StudyRequest) -> None:
                 raise InputError(f"{folder} holds a run with another {keys}: choose another --name, or remove it.")
 
 
-def plan_claims(claims: Sequence[Claim], folder: Path, request: StudyRequest | None = None) -> Study:
+def plan_claims(claims: Sequence[Claim], folder: Path, request: StudyRequest | None = None) -> studies.Study:
     """The study in `folder` of all arms of the claims, each with the seeds of all claims that it is in.
 
     Raises InputError as `plan_study` does, where the request has settings that would change what a claim says, and
@@ -334,15 +323,15 @@ def plan_claims(claims: Sequence[Claim], folder: Path, request: StudyRequest | N
     """
     request = request or StudyRequest()
     named = _named_apart(claims, folder)
-    arms: dict[str, Arm] = {}
-    on_policy: dict[str, Arm] = {}
+    arms: dict[str, studies.Arm] = {}
+    on_policy: dict[str, studies.Arm] = {}
     seeds: dict[str, list[int]] = {}
     run_seconds: dict[str, float] = {}
     for claim in claims:
         for arm in arms_of(claim, named).values():
             _require_settings(claim, arm, request)
             arms[arm.name] = arm
-            on_policy.setdefault(arm.name, claim.arm(BASELINE.method))
+            on_policy.setdefault(arm.name, claim.arm(studies.BASELINE.method))
             seeds[arm.name] = sorted({*seeds.get(arm.name, ()), *claim.seeds})
             run_seconds.setdefault(arm.name, 60 * claim.terms.run_minutes)
     # The on-policy arm of the same settings; where no claim has one, an arm is compared with what its claim names.
@@ -352,7 +341,7 @@ def plan_claims(claims: Sequence[Claim], folder: Path, request: StudyRequest | N
     return replace(study, claims={claim.name: claim.stated for claim in claims}, run_seconds=run_seconds)
 
 
-def _require_settings(claim: Claim, arm: Arm, request: StudyRequest) -> None:
+def _require_settings(claim: Claim, arm: studies.Arm, request: StudyRequest) -> None:
     """Raise InputError where an arm has a bad setting, or the request has some that change what the claim says."""
     try:
         stated = StudyRequest(allow_code=request.allow_code).config(arm, FIRST_SEED)
@@ -365,12 +354,12 @@ def _require_settings(claim: Claim, arm: Arm, request: StudyRequest) -> None:
         )
 
 
-def _named_apart(claims: Sequence[Claim], folder: Path) -> list[Arm]:
+def _named_apart(claims: Sequence[Claim], folder: Path) -> list[studies.Arm]:
     """The arms of the claims, unlike ones by unlike names. A study's arms keep those that an earlier call gave them.
 
     Of unlike arms of one name the first keeps it; another is called after the first claim that has it.
     """
-    arms = {arm.identity: arm for arm in read_plan(folder).arms}
+    arms = {arm.identity: arm for arm in studies.read_plan(folder).arms}
     for claim in claims:
         for arm in claim.arms.values():
             names = {other.name for other in arms.values()}

@@ -20,15 +20,7 @@ from exgrpo_cli.config.settings import Config
 from exgrpo_cli.ledger.reader import whole_until
 from exgrpo_cli.ledger.schemas import IDENTITY_FILE
 from exgrpo_cli.models.export import export_model
-from exgrpo_cli.runs.folder import (
-    CHECKSUMS_FILE,
-    RESUMED_FROM,
-    RunFolder,
-    complete_steps,
-    find_changes,
-    writing,
-    written_once,
-)
+from exgrpo_cli.runs import folder as run_folder
 from exgrpo_cli.runs.result import has_ended
 from exgrpo_cli.training.state import Parts, RunState
 
@@ -57,14 +49,14 @@ def save_checkpoint(checkpoints: Path, parts: Parts, state: RunState, *, keep: i
         files.write_text(checkpoints / "latest", name + "\n")
         if state.best_step == state.step:
             files.write_text(checkpoints / "best", name + "\n")
-        for step in complete_steps(checkpoints)[: -keep or None] if keep else []:
+        for step in run_folder.complete_steps(checkpoints)[: -keep or None] if keep else []:
             if step != state.best_step:
                 shutil.rmtree(checkpoints / folder_name(step))
 
     if parts.store is not None:
         parts.store.seal()
     try:
-        with writing(checkpoints / name):
+        with run_folder.writing(checkpoints / name):
             partial = parts.ranks.from_main(lambda: files.begin_folder(checkpoints / name))
             parts.policy.save(partial / "policy")
             export_weights(parts, partial / "model")
@@ -116,20 +108,20 @@ class ResumePoint:
         return notes
 
 
-def find_resume_point(folder: RunFolder, config: Config) -> ResumePoint:
+def find_resume_point(folder: run_folder.RunFolder, config: Config) -> ResumePoint:
     """The newest checkpoint with which everything is in order.
 
     Raises InputError where the run has finished, where its files show that a checkpoint or the ledger is lost, and
     where no checkpoint is whole; nothing has been changed then.
     """
-    steps, last_step = complete_steps(folder.checkpoints), config.run.last_step
+    steps, last_step = run_folder.complete_steps(folder.checkpoints), config.run.last_step
     if has_ended(folder.path, last_step) and (done := files.read_json(folder.summary)["steps"]) >= last_step:
         raise InputError(f"{folder.path} has finished its {done} steps: raise --steps to go on.")
     reached = max((line["step"] for line in folder.metrics_lines()), default=0)
-    if changes := find_changes(folder.path, RESUMED_FROM):
+    if changes := run_folder.find_changes(folder.path, run_folder.RESUMED_FROM):
         raise InputError(
             f"{'; '.join(changes)}. Restore it from a copy; to go on with a file that you changed yourself, delete "
-            f"{folder.path / CHECKSUMS_FILE}."
+            f"{folder.path / run_folder.CHECKSUMS_FILE}."
         )
     if not steps:
         if reached > config.run.save_every:
@@ -150,7 +142,7 @@ def find_resume_point(folder: RunFolder, config: Config) -> ResumePoint:
         if not damage and ledger_step < step:
             damage = f"{folder.replay} is whole only up to step {ledger_step}: {problem}"
         if not damage:
-            lost = files.find_differences(folder.path, written_once(folder.path, step))
+            lost = files.find_differences(folder.path, run_folder.written_once(folder.path, step))
             return ResumePoint(step=step, passed_over=passed_over, lost=lost)
         passed_over[step] = damage
     reasons = "; ".join(f"step {step}: {damage}" for step, damage in passed_over.items())
@@ -170,7 +162,7 @@ def _misplaced(checkpoints: Path, step: int) -> str:
     return f"{path} holds the state of step {saved}" if saved != step else ""
 
 
-def set_aside(folder: RunFolder, point: ResumePoint) -> None:
+def set_aside(folder: run_folder.RunFolder, point: ResumePoint) -> None:
     """Rename the checkpoints that were passed over, `step-000050.damaged`: kept to be looked at, never resumed from."""
     for step in point.passed_over:
         path = folder.checkpoints / folder_name(step)

@@ -20,7 +20,6 @@ from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, Token
 from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.engines.policy import packing
-from exgrpo_cli.engines.policy import policy as policies
 from exgrpo_cli.engines.policy.packing import causal_attention, pack, packed_causal, repeats_keys, takes_segments
 
 EXAMPLES = np.arange(7, 16, dtype=np.int32)
@@ -67,7 +66,7 @@ def test_nothing_moves(microbatch_tokens: int, checkpointing: bool, monkeypatch:
     monkeypatch.setattr(packing, "varlen_attn", documented)
     scored, moved = [], []
     for by_segments, shortest, most_repeated in product((False, True), (1000, len(EXAMPLES)), (1000, 0)):
-        monkeypatch.setattr(policies, "takes_segments", lambda parts, chosen=by_segments: chosen)
+        monkeypatch.setattr(packing, "takes_segments", lambda parts, chosen=by_segments: chosen)
         monkeypatch.setattr(batching, "SHORTEST_PREFIX", shortest)
         monkeypatch.setattr(packing, "MOST_REPEATED", most_repeated)
         model = build_model()

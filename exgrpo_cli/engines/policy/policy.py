@@ -39,14 +39,7 @@ from exgrpo_cli.base.types import TokenScores, TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.run import OptimSettings
 from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm, to_device, use_attention
-from exgrpo_cli.engines.policy.packing import (
-    PACKED_CAUSAL,
-    PackedBatch,
-    pack,
-    packed_scores,
-    prove_packing,
-    takes_segments,
-)
+from exgrpo_cli.engines.policy import packing
 from exgrpo_cli.ranks import ALONE, Ranks
 
 STATE_FILE = "policy.json"
@@ -79,7 +72,7 @@ class Stepper(Protocol):
     layout: dict[str, int]
     """Conditions under which a checkpoint fits: numbers by name, stored in `policy.json`."""
 
-    def forward(self, batch: PackedBatch) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
+    def forward(self, batch: packing.PackedBatch) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
         """Log-probs and entropies of a micro-batch's response tokens: the one code path of scoring and training."""
 
     def backward(self, loss: Float[Tensor, ""]) -> None:
@@ -126,7 +119,7 @@ class Policy:
         (`split_causal_lm`, `prove_packing`).
         """
         self._parts = split_causal_lm(model)
-        prove_packing(self._parts)
+        packing.prove_packing(self._parts)
         self._reference: CausalLM | None = None
         """The frozen model of the KL penalty."""
         if objective.kl_coefficient:
@@ -135,7 +128,7 @@ class Policy:
         if gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self._stepper = make_stepper(self._parts, temperature, optim, gradient_checkpointing, ranks)
-        self._by_segments = takes_segments(self._parts)
+        self._by_segments = packing.takes_segments(self._parts)
         self._temperature = temperature
         self._objective = objective
         self._optim = optim
@@ -238,7 +231,7 @@ class Policy:
                 shortest = min((row.sequence for row in batch.rows), key=lambda sequence: len(sequence.response_ids))
                 part = self._stepper.forward(self._pack([shortest]))[0].sum() * 0.0
             # Gradient checkpointing runs the layers once more in here, with whatever attention is set.
-            with use_attention(self._parts.body, PACKED_CAUSAL):
+            with use_attention(self._parts.body, packing.PACKED_CAUSAL):
                 self._stepper.backward(part)
         losses, parts = zip(*self._ranks.gather((float(loss), None if sums is None else sums.on_host())), strict=True)
         found = [part for part in parts if part is not None]
@@ -253,8 +246,8 @@ class Policy:
         busiest = max([at_least, *self._ranks.gather(len(batches))])
         return batches + [[] for _ in range(busiest - len(batches))]
 
-    def _pack(self, rows: Sequence[TokenSequence]) -> PackedBatch:
-        return pack(rows, self._parts.device, by_segments=self._by_segments)
+    def _pack(self, rows: Sequence[TokenSequence]) -> packing.PackedBatch:
+        return packing.pack(rows, self._parts.device, by_segments=self._by_segments)
 
     def _loss(
         self, rows: Sequence[TrainingRow], totals: Denominators, *, clip: bool
@@ -265,7 +258,7 @@ class Policy:
         reference = None
         if self._reference is not None:
             with torch.no_grad():
-                reference, _ = packed_scores(self._reference, packed, self._temperature)
+                reference, _ = packing.packed_scores(self._reference, packed, self._temperature)
         device, dtype = logprobs.device, logprobs.dtype
         replayed = np.repeat([row.replayed for row in rows], [row.num_tokens for row in rows])
         targets = TokenTargets(

@@ -27,15 +27,7 @@ from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopR
 from exgrpo_cli.base.versions import install_command
 from exgrpo_cli.config.sections.run import BackboneSettings
 from exgrpo_cli.engines.generators import Place, Score, in_order, places_of
-from exgrpo_cli.engines.vllm.proof import (
-    HeldWeight,
-    Sent,
-    held_weights,
-    noted,
-    require_arrived,
-    require_equal_logprobs,
-    state_dict_names,
-)
+from exgrpo_cli.engines.vllm import proof
 
 if TYPE_CHECKING:
     import vllm
@@ -100,7 +92,7 @@ class VLLMGenerator:
         self._canary = canary
         self._asleep = False
         self._num_requests = 0
-        self._names = state_dict_names(settings.folder)
+        self._names = proof.state_dict_names(settings.folder)
         self._first_gap: float | None = None
         unread = sorted(self._names - self._held().keys()) if canary is not None else []
         if unread:
@@ -178,17 +170,17 @@ class VLLMGenerator:
             torch.cuda.empty_cache()
             self.llm.wake_up(tags=["weights"])
         held = self._held()
-        sent: Sent = {}
-        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": noted(weights, held, sent)})
+        sent: proof.Sent = {}
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": proof.noted(weights, held, sent)})
         if not self.llm.reset_prefix_cache():
             raise RunError("vLLM kept cached prefixes of the old weights: requests were under way during a sync.")
         if self._asleep:
             self.llm.wake_up(tags=["kv_cache"])
             self._asleep = False
-        require_arrived(sent, self._names, held)
+        proof.require_arrived(sent, self._names, held)
         if score is not None and self._canary is not None:
             expected, engine = score([self._canary[0]])[0].logprobs, self.logprobs(*self._canary)
-            gap = require_equal_logprobs(expected, engine, self._settings.backbone.dtype, self._first_gap)
+            gap = proof.require_equal_logprobs(expected, engine, self._settings.backbone.dtype, self._first_gap)
             self._first_gap = gap if self._first_gap is None else self._first_gap
         self.weight_version = weight_version
 
@@ -229,13 +221,15 @@ class VLLMGenerator:
             weight_version=self.weight_version,
         )
 
-    def _held(self) -> dict[str, HeldWeight]:
+    def _held(self) -> dict[str, proof.HeldWeight]:
         rank = 0
         if self._settings.tensor_parallel > 1:
             from vllm.distributed import get_tensor_model_parallel_rank
 
             rank = int(get_tensor_model_parallel_rank())
-        held: dict[str, HeldWeight] = self.llm.apply_model(lambda model: held_weights(self._names, model, rank))[0]
+        held: dict[str, proof.HeldWeight] = self.llm.apply_model(
+            lambda model: proof.held_weights(self._names, model, rank)
+        )[0]
         return held
 
 
