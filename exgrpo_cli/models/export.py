@@ -13,27 +13,7 @@ from exgrpo_cli.base.files import whole_folder
 SHARD_BYTES = 2**31
 """Weights held at once, and the size of a file, where they come one by one."""
 
-CARD = """---
-library_name: transformers
-tags: [exgrpo, reinforcement-learning, rlvr]
----
-
-# {title}
-
-{description}
-
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-# This folder, or wherever it was copied to.
-tokenizer = AutoTokenizer.from_pretrained("{folder}")
-model = AutoModelForCausalLM.from_pretrained("{folder}")
-messages = [{{"role": "user", "content": {example!r}}}]
-inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-response = model.generate(**inputs, max_new_tokens={max_new_tokens}, do_sample=True)
-print(tokenizer.decode(response[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))
-```
-"""
+CARD = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
 
 
 def sampling_defaults(eos_ids: int | list[int], pad_id: int) -> GenerationConfig:

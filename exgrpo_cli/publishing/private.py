@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -25,12 +26,6 @@ METADATA_FILES = ("config.toml", "metrics.jsonl", "summary.json", "environment.j
 """Files in which a run describes itself."""
 QUOTED = (".json", ".jsonl", ".toml")
 """Suffixes of files whose texts are quoted strings with JSON's escapes."""
-SECRET_NAME = re.compile(
-    r"(TOKEN|KEY|SECRET|PASSW(OR)?D|PASS(PHRASE|CODE)?|(?<!^)PWD|CREDENTIALS?|CREDS?|AUTH|COOKIES?|(?<!DESKTOP_)SESSION"
-    r"|SESSION_ID|PAT|PIN|BEARER|JWT|DSN|SALT|SIGNATURE|(?:^|_)(SECRET|PASSWORD|TOKEN|CREDENTIAL)_\w+)_?\d*$",
-    re.IGNORECASE,
-)
-"""Names of environment variables whose values are secret, by their ends."""
 LEAST_SECRET = 8
 """Characters; a shorter value of a variable is in texts by chance."""
 LEAST_HOST = 4
@@ -38,111 +33,26 @@ Rules = tuple[tuple[tuple[str, ...], "re.Pattern[str]"], ...]
 """Patterns, each with marks: it is in no text without one of them. A search for marks is many times faster."""
 
 
-def _rules(table: Mapping[str, str], form: str = "{}") -> Rules:
-    return tuple((tuple(marks.split(" ")), re.compile(form.format(pattern))) for marks, pattern in table.items())
+_TABLES = tomllib.loads(Path(__file__).with_name("private.toml").read_text(encoding="utf-8"))
 
 
-KEY_OF_URL = r"(?i:api[_-]?key|access[_-]?token|auth|key|secret|password|token|sig(?:nature)?)"
-LOOKS = _rules(
-    {
-        "hf_ api_org_ npm_ gsk_ r8_": r"(?:hf|api_org|npm|gsk|r8)_[A-Za-z0-9]{20,}",
-        "ghp_ gho_ ghu_ ghs_ ghr_ github_pat_": r"(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{20,})",
-        "glpat- gldt- glrt- glcbt- glptt- glft- glsoat- glimt- glagent- gloas-": r"gl[a-z]{2,5}-[\w-]{16,}",
-        "sk- pk- rk- xai- nvapi- pplx- tvly- pypi-": r"(?:[spr]k|xai|nvapi|pplx|tvly|pypi)-[\w-]{30,}",
-        "k_live_ k_test_": r"[srp]k_(?:live|test)_[A-Za-z0-9]{16,}",
-        "AKIA ASIA AIza ya29.": r"(?:A[KS]IA[A-Z0-9]{16}|AIza[\w-]{30,}|ya29\.[\w-]{20,})",
-        "xox xapp-": r"(?:xox[a-z]|xapp)-[A-Za-z0-9-]{16,}",
-        "dckr_pat_ _v1_ lin_api_": r"(?:dckr_pat|do[opr]_v1|wandb_v1|lin_api)_[\w-]{20,}",
-        "SG. eyJ": r"(?:SG\.[\w-]{16,}\.[\w-]{16,}|eyJ[\w-]{6,}\.eyJ[\w-]{6,}\.[\w-]{8,})",
-        "shpat_ shpca_ shppa_ shpss_": r"shp[a-z]{2}_[a-f0-9]{20,}",
-        "AGE-SECRET-KEY :AA": r"(?:AGE-SECRET-KEY-1\w{20,}|\d{8,10}:AA[\w-]{30,})",
-    },
-    "(?<![A-Za-z0-9]){}",
-)
-SENTENCES = _rules(
-    {
-        "KEY Key": r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY|PuTTY-User-Key-File|AccountKey=[\w+/=]{30,}",
-        "earer": r"\b[Bb]earer [\w.~+/-]{20,}",
-        "://": r"://[^\s/:@\"'<>]+:[^\s/@\"'<>]{3,}@|hooks\.slack\.com/services/\w+",
-        "?": rf"\?[^\s\"'<>#]*?{KEY_OF_URL}=[^\s&\"'<>#]{{8,}}",
-    }
-)
-"""Secrets by their look: tokens of Hugging Face, GitHub, GitLab, OpenAI, Anthropic, AWS, Google, Slack, npm and others;
-private keys, passwords and keys in addresses. The first are words of 16 signs at least."""
+def _expanded(pattern: str) -> str:
+    """The pattern with its pieces."""
+    return re.sub("«([a-z0-9_]+)»", lambda found: _expanded(_TABLES["pieces"][found[1]]), pattern)
 
-LATEX = (
-    "(?:alpha|beta|gamma|delta|(?:var)?epsilon|zeta|eta|(?:var)?theta|iota|kappa|lambda|mu|nu|xi|pi|rho|sigma|tau|chi|psi"
-    "|(?:var)?phi|omega|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Phi|Psi|Omega|math(?:bb|cal|rm|bf|frak|scr|sf|it|op)"
-    "|text(?:bf|it|rm|tt|style)?|operatorname|[dtc]?frac|[dt]?binom|sqrt|sum|prod|i*nt|oint|lim|log|ln|exp|(?:arc)?(?:sin|cos"
-    "|tan)h?|cot|sec|csc|max|min|gcd|det|dim|ker|left|right|[bB]igg?[lr]?|[cdlv]dots|d?dot|bar|(?:wide)?(?:hat|tilde)|vec"
-    "|(?:over|under)(?:line|set|brace|rightarrow)|q?quad|begin|end|hline|item|to|in|notin|ni|cdot|times|div|pm|mp|leq?"
-    "|geq?|neq?|lt|gt|ll|gg|sim|simeq|cong|equiv|approx|propto|su[bp]set(?:n?eq)?|cup|cap|setminus|emptyset|infty|partial"
-    "|nabla|forall|exists|neg|land|lor|wedge|vee|oplus|otimes|circ|angle|triangle|perp|parallel|n?mid|implies|iff"
-    "|[a-zA-Z]*arrow|mapsto|boxed|label|tag|not|[bp]?mod|rm|bf|it|langle|rangle|[lr](?:ceil|floor|brace|vert)|displaystyle"
-    "|color|square|star|ast|prime|ell|Re|Im|aleph|hbar|therefore|because|[vh]?space|par)(?![A-Za-z])"
-)
-"""Commands of LaTeX, behind a backslash where no folder is."""
-SIGN = r"[\w.@+~-]"
-WORDS = rf"(?:{SIGN}+|[\w@+~-]+(?: {SIGN}+){{1,3}})"
-"""A part of a path, with blanks where another part follows."""
-REST = rf"(?:{WORDS}/)*{SIGN}*"
-BEFORE = r"(?<![\w.~/)}\]$^*+@-])"
-AT_HOME = r"(?:home|Users)"
-BELOW_HOME = rf"\w[\w.@+~/-]*?/{AT_HOME}/{SIGN}+/(?=[\w.])"
-UNC = rf"(?<![\\\w])\\\\(?!{LATEX})[\w.$-]{{2,}}\\(?!{LATEX})[\w.$-]{{2,}}"
-URL = r"(?:https?|hf)://[^\s\"'<>]*"
-PATHS = _rules(
-    {
-        "file:/": rf"\bfile:/+(?:[A-Za-z]:[\\/])?{REST}",
-        "@": rf"(?<![\w./@-])[\w.+-]+@[\w.-]+:[/~]{REST}",
-        "home/ Users/": rf"(?<![\w.@+~/-])(?:[./][\w.@+~/-]*?(?<=/){AT_HOME}/(?=[\w.])|{BELOW_HOME}){REST}",
-        "~/": rf"(?<![\w~/.^$\\}}&-])~/(?=[\w.]){REST}",
-        "~": rf"(?<![^\s\"'=(:,<])~[a-z][\w-]{{2,}}/(?=\w){REST}",
-        "../": rf"(?<![\w./])(?:\./)?(?:\.\./)+(?=[A-Za-z_]){REST}",
-        ":\\ :/": rf"(?<!\w)[A-Za-z]:(?:\\{{1,2}}(?!{LATEX})(?=[\w.])|/(?=[A-Za-z]{{2}}))(?:{WORDS}[\\/]+)*{SIGN}+",
-        "\\\\": rf"{UNC}(?:\\(?:{WORDS}\\)*{SIGN}*)?",
-        "/": rf"{BEFORE}(?:(?<!:)/)?/(?=[A-Za-z_.@~]{SIGN}){SIGN}+/{REST}",
-    },
-    rf"({URL})|{{}}",
-)
-"""Paths by their look in a sentence; addresses on the web, the first group, are kept."""
-VALUE = re.compile(
-    rf"file:.+|~[\w.-]*/.+|(?:\./)*\.\./.*[A-Za-z].*|/{{1,2}}[A-Za-z_.]{SIGN}+/?|/{{1,2}}[A-Za-z_.@~][^/\n]*/.*|{UNC}.*"
-    rf"|[A-Za-z]:[\\/](?!{LATEX})[\w.].*|{BELOW_HOME}.+|[\w.-]+@[\w.-]+:[/~].*"
-)
-"""A quoted string that is a path as a whole."""
-BYTE = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
-IPV4 = rf"(?<![\w.])(?!127\.|0\.)(?=[\d.]*\d\d)(?:{BYTE}\.){{3}}{BYTE}(?!\.?\d|\w)"
-"""An address on a network; loopback and numbers such as 1.2.3.4, of sections or versions, are none."""
-IPV6 = (
-    r"(?<![\w:])(?=[\da-f:]*::|(?:[\da-f]+:){5})(?:[23][\da-f]{3}|f[c-f][\da-f]{2}):(?:[\da-f]{0,4}:){1,6}[\da-f]{1,4}"
-    r"(?!\w|:\w)"
-)
-MAIL = r"(?<![\w/.@-])[\w.+-]+@(?:[\w-]+\.)+[A-Za-z]{2,}(?![\w/])"
-INNER = r"(?:[\w-]+\.)+(?:internal|corp|lan|intranet|localdomain)(?![\w.-]*\w)"
-"""A name in a network of one's own."""
+
+def _rules(name: str, form: str = "{}") -> Rules:
+    rules = _TABLES[name].items()
+    return tuple((tuple(marks.split(" ")), re.compile(form.format(_expanded(rule)))) for marks, rule in rules)
+
+
+SECRET_NAME = re.compile(_TABLES["secret_name"], re.IGNORECASE)
+LOOKS, SENTENCES, PERSONAL = _rules("looks", "(?<![A-Za-z0-9]){}"), _rules("sentences"), _rules("personal")
+URL, IPV4, IPV6, MAIL, INNER = (_expanded(f"«{name}»") for name in ("url", "ipv4", "ipv6", "mail", "inner"))
+PATHS = _rules("paths", f"({URL})|{{}}")
+"""Addresses on the web, the first group, are kept."""
+VALUE = re.compile(_expanded(_TABLES["value"]))
 URL_HOST = re.compile(r"(?<=://)(?!huggingface\.co\b)[\w.:@-]*\w")
-ROOTS = (
-    "mnt", "srv", "scratch", "nfs", "gpfs", "lustre", "work", "workspace", "project", "projects", "media", "Volumes"
-)  # fmt: skip
-LESS = ("data", "tmp", "var", "opt", "export", "storage", "cluster", "private")
-"""Folders at the top that mean a person's files with one part behind them, and with two."""
-PERSONAL = _rules(
-    {
-        "file:/": r"\bfile:/+[\w.@+~:-]+[/\\]+\w",
-        "home/ Users/": rf"(?<![\w.@+~/-])(?:[./][\w.@+~/-]*?(?<=/){AT_HOME}/(?=[\w.])|{BELOW_HOME}){SIGN}+",
-        "~/": rf"(?<![\w~/.^$\\}}&-])~/(?:{SIGN}+/\w|[\w-]+\.\w)",
-        "../": rf"(?<![\w./])(?:\./)?(?:\.\./)+(?=[A-Za-z_]){SIGN}+/\w",
-        ":\\": rf"(?<!\w)[A-Za-z]:\\{{1,2}}(?!{LATEX})[A-Za-z][\w ]+\\{{1,2}}(?!{LATEX})\w",
-        ":/": r"(?<!\w)[A-Za-z]:/[A-Za-z][\w ]+/\w",
-        "\\\\": UNC,
-        " ".join(f"/{name}/" for name in ("root", *ROOTS)): rf"{BEFORE}/{{1,2}}(?:root|{'|'.join(ROOTS)})/{SIGN}{{2}}",
-        " ".join(f"/{name}/" for name in LESS): rf"{BEFORE}/{{1,2}}(?:{'|'.join(LESS)})/{SIGN}+/\w",
-        "::": IPV6,
-        ".internal .corp .lan .intranet .localdomain": INNER,
-    }
-)
-"""Signs of a person or a network in a text that is not changed: of paths two parts at least."""
 _FOUR_NUMBERS = re.compile(r"\d\.\d+\.\d+\.\d")
 _OF_URL = re.compile(r"((?:https?|hf)://[\w.:@-]+)[^\s\"'<>]*")
 _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"|[^"]+')

@@ -6,8 +6,10 @@ template are in its text already; a plain text gets the tokenizer's own (Llama's
 
 import json
 import math
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,17 +21,6 @@ from exgrpo_cli.base.types import AnswerFormat, Message, Question
 from exgrpo_cli.questions.question_file import is_unicode, question_text
 
 THINK = "<think>\n"
-# The long system message of the paper (arXiv 2510.02245, appendix; also in its published data sets), word for word.
-THOUGHT_SOLUTION_SYSTEM = (
-    "Your task is to follow a systematic, thorough reasoning process before providing the final solution. "
-    "This involves analyzing, summarizing, exploring, reassessing, and refining your thought process through "
-    "multiple iterations. Structure your response into two sections: Thought and Solution. In the Thought "
-    'section, present your reasoning using the format: "<think>\n {thoughts} </think>\n". Each thought should '
-    'include detailed analysis, brainstorming, verification, and refinement of ideas. After "</think>\n," in '
-    "the Solution section, provide the final, logical, and accurate answer, clearly derived from the "
-    "exploration in the Thought section. If applicable, include the answer in \\boxed{} for closed-form "
-    "results like multiple choices or mathematical solutions."
-)
 _BATCH = 64
 TEMPLATE_SECONDS = 10.0
 TEMPLATE_CHARS = 100_000
@@ -82,14 +73,10 @@ class PromptLimit:
 
 
 TEMPLATES = {
-    template.name: template
-    for template in (
-        Template(name="thought-solution", system=THOUGHT_SOLUTION_SYSTEM, opens_think=True, requires_box=True),
-        Template(name="step-by-step", question_form="User: {question}\nAnswer: Let's think step by step.\n"),
-        Template(name="bare", question_form="{question}"),
-        Template(name="chat"),
-    )
+    name: Template(name=name, **said)
+    for name, said in tomllib.loads(Path(__file__).with_name("templates.toml").read_text(encoding="utf-8")).items()
 }
+THOUGHT_SOLUTION_SYSTEM = TEMPLATES["thought-solution"].system
 
 
 def choose_template(name: str, tokenizer: Tokenizer | None, *, requires_box: bool | None = None) -> Template:

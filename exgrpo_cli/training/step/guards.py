@@ -5,8 +5,10 @@ is armed again when the condition ends; it changes nothing. Rollouts that anothe
 """
 
 import math
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from exgrpo_cli.base.errors import RunError
@@ -39,11 +41,11 @@ the tiny backbone 0.125."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guard:
-    """One condition on the journal lines of successive steps."""
+    """One condition on the journal lines of successive steps, and what is said where it holds (`guards.toml`)."""
 
+    holds: Callable[["Guards", Line], bool]
     after: int
     """Steps in a row for which the condition must hold."""
-    holds: Callable[["Guards", Line], bool]
     message: str
     """Meaning and usual causes; `{after}` and the keys of the journal line are filled in."""
     with_verdicts: bool = False
@@ -103,75 +105,19 @@ def _skipping(guards: Guards, line: Line) -> bool:
     return skipped > 0 and skipped >= SKIPPED * (skipped + applied)
 
 
-GUARDS = (
-    Guard(
-        after=3,
-        holds=lambda guards, line: line.get("verdict/correct", 0) == 0,
-        message="no rollout of the last {after} steps earned a reward, so nothing is learned; usual causes: a prompt "
-        "template that does not fit the backbone (data.template), an answer without the box that is asked for "
-        "(data.require_box), responses cut off (rollout.max_response_tokens, rollout.require_eos), questions that are "
-        "too hard",
-        with_verdicts=True,
-    ),
-    Guard(
-        after=20,
-        holds=lambda guards, line: line.get("batch/solve_all", 0.0) + line.get("batch/solve_none", 0.0) >= 1.0,
-        message="in {after} steps no fresh group had both right and wrong answers, so every advantage was 0; usual "
-        "causes: questions that are all too hard or all too easy (data.train), too few rollouts a question "
-        "(rollout.group_size)",
-        with_verdicts=True,
-    ),
-    Guard(
-        after=5,
-        holds=_collapsed,
-        message="the policy is certain of wrong answers: entropy {policy/entropy:.4f} nats a token, less than a tenth "
-        "of the first steps', at a pass rate of {batch/pass_at_1:.3f}; usual causes: a learning rate that is too high "
-        "(optim.learning_rate), no entropy bonus (objective.entropy_coefficient)",
-        with_verdicts=True,
-    ),
-    Guard(
-        after=1,
-        holds=_fallen,
-        message="success on fresh questions is less than half of what it was within the last 20 steps: now "
-        "{batch/pass_at_1:.3f}; usual causes: a learning rate that is too high (optim.learning_rate), replayed answers "
-        "that the policy has left behind (policy/ratio_replay_max, replay.max_age), harder questions once others "
-        "retire",
-    ),
-    Guard(
-        after=1,
-        holds=lambda guards, line: line.get("policy/ratio_fresh_max", 1.0) > BURST,
-        message="a burst of importance ratios: this step made a fresh token {policy/ratio_fresh_max:.0f} "
-        "times as likely; usual causes: a learning rate that is too high (optim.learning_rate) or comes without a "
-        "warm-up (optim.warmup_steps), too many updates a step (optim.minibatches)",
-    ),
-    Guard(
-        after=1,
-        holds=lambda guards, line: line.get("policy/ratio_replay", 1.0) > MEAN_BURST,
-        message="a burst of importance ratios: replayed tokens are {policy/ratio_replay:.2g} times as likely, on "
-        "average, as when they were sampled; usual causes: old experience (replay.max_age), a learning rate that is "
-        "too high (optim.learning_rate)",
-    ),
-    Guard(
-        after=3,
-        holds=lambda guards, line: line.get("length/clipped", 0.0) >= CUT_OFF,
-        message="{length/clipped:.0%} of the responses reach rollout.max_response_tokens and are cut off; usual "
-        "causes: a limit that is too low for the task, a policy that no longer ends its answers",
-        with_verdicts=True,
-    ),
-    Guard(
-        after=3,
-        holds=_skipping,
-        message="updates have been skipped in {after} steps in a row ({optim/skip_reason}); usual causes: "
-        "optim.learning_rate too high, optim.skip_norm too low for objective.loss_scale",
-    ),
-    Guard(
-        after=8,
-        holds=lambda guards, line: line.get("replay/scanned", 0) > 0 and line["replay/accepted"] == 0,
-        message="nothing was replayed in {after} steps, though {replay/scanned} units were scored for it in this one: "
-        "they have drifted by {replay/drift:.2g} on average, beyond replay.max_drift; usual causes: a bound that was "
-        "published for smaller steps, a learning rate that is too high (optim.learning_rate)",
-    ),
-)
+CONDITIONS: dict[str, Callable[[Guards, Line], bool]] = {
+    "no reward": lambda guards, line: line.get("verdict/correct", 0) == 0,
+    "no mixed group": lambda guards, line: line.get("batch/solve_all", 0.0) + line.get("batch/solve_none", 0.0) >= 1.0,
+    "collapsed": _collapsed,
+    "fallen": _fallen,
+    "fresh burst": lambda guards, line: line.get("policy/ratio_fresh_max", 1.0) > BURST,
+    "replayed burst": lambda guards, line: line.get("policy/ratio_replay", 1.0) > MEAN_BURST,
+    "cut off": lambda guards, line: line.get("length/clipped", 0.0) >= CUT_OFF,
+    "skipping": _skipping,
+    "drifted": lambda guards, line: line.get("replay/scanned", 0) > 0 and line["replay/accepted"] == 0,
+}
+_WORDS = tomllib.loads(Path(__file__).with_name("guards.toml").read_text(encoding="utf-8"))
+GUARDS = [Guard(holds=CONDITIONS[name], **words) for name, words in _WORDS.items()]
 
 
 def _sentence(guard: Guard, line: Line) -> str:
