@@ -45,7 +45,7 @@ def main() -> None:
                 mask = (level >= first) & (level <= last)
                 mine, theirs = (np.stack([endpoint(result)[mask] for result in arm]) for arm in (own, other))
                 start = np.mean([before(result)[mask].mean() for result in own])
-                effect = effect_over_questions(mine - theirs, np.random.default_rng(0), bounds=(-1.0, 1.0))
+                effect = effect_over_questions(mine - theirs, bounds=(-1.0, 1.0))
                 by_seed = (mine - theirs).mean(axis=1)
                 print(
                     f"{len(seeds)} seeds from {seeds[0]}, {name}, levels {first} to {last}: {start:.3f} "

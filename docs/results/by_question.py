@@ -41,7 +41,7 @@ def published(arm: str, seeds: range, folder: Path) -> Results:
 def shown(endpoint: Callable[..., np.ndarray], own: Results, control: Results, mask: np.ndarray) -> str:
     """Means and difference over the questions of `mask`, paired by seed."""
     mine, other = (np.stack([endpoint(arm[seed])[mask] for seed in own]) for arm in (own, control))
-    effect = effect_over_questions(mine - other, np.random.default_rng(0), bounds=(-1.0, 1.0))
+    effect = effect_over_questions(mine - other, bounds=(-1.0, 1.0))
     return f"{other.mean():.3f} {mine.mean():.3f} {effect.mean:+.3f} [{effect.low:.3f}, {effect.high:.3f}]"
 
 

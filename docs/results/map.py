@@ -120,7 +120,7 @@ def effect(arm: str, regime: str, runs: Runs, endpoint: str) -> Effect:
     """The arm less on-policy training."""
     own = scores(arm, regime, runs.folder, runs.seeds, endpoint)
     other = scores("grpo", regime, runs.control, runs.seeds, endpoint)
-    return effect_over_questions(own - other, np.random.default_rng(0), bounds=(-1.0, 1.0))
+    return effect_over_questions(own - other, bounds=(-1.0, 1.0))
 
 
 def draw(panel: "Axes", endpoint: str) -> None:

@@ -289,7 +289,7 @@ def study_page(folder: Path, *, linked: bool = False) -> Page:
         f"{f', {len(elsewhere)} of them elsewhere' if elsewhere else ''}.",
         sections=gather(sections),
         footer="Made by exgrpo report from the runs in this folder. Intervals of scores are Student's t over seeds, "
-        "those of differences a bootstrap over seeds and questions.",
+        "those of differences are over seeds and questions.",
     )
 
 
@@ -304,7 +304,7 @@ def _run_states(study: Study) -> dict[tuple[str, int], tuple[str, str]]:
 
 def _claims(study: Study) -> Iterator[Block]:
     yield output.rich_table(output.claim_rows(claim_outcomes(study).values()), "What the finished runs say")
-    yield Paragraph("The effect is that of the contrast furthest from holding. How claims are stated: docs/claims.md.")
+    yield Paragraph(output.CLAIM_WORDS)
 
 
 def _comparison(study: Study, report: Numbers) -> Iterator[Block]:

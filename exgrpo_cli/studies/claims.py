@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.layers import read_config
@@ -44,7 +45,7 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def seeds(self) -> int:
-        """Seeds with which, in 80 of 100 studies, twice the smallest effect is told from it, and so is none."""
+        """Seeds with which, in 80 of 100 studies, twice the smallest effect is told from it."""
         return endpoints.seeds_needed(spread=self.spread, distance=self.smallest_effect)
 
     @property
@@ -118,7 +119,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def __str__(self) -> str:
         """The claim in one sentence, and the reason for its number of seeds."""
         states = f"{self.name} states: {self.about.title} ({'; '.join(map(str, self.contrasts))})"
-        return f"{states}. {len(self.seeds)} seeds tell twice that effect from none in 80 of 100 studies; 8 at least"
+        return f"{states}. {len(self.seeds)} seeds tell twice that effect from it in 80 of 100 studies; 8 at least"
 
     @property
     def arms(self) -> dict[str, Arm]:
@@ -177,7 +178,14 @@ def arms_of(claim: Claim, arms: Iterable[Arm]) -> dict[str, Arm]:
 def claim_outcomes(study: Study) -> dict[str, dict[str, Any]]:
     """Outcome of the study's finished runs about each of its claims, by name."""
     results, claims = study.results(), [claim_of(name, stated) for name, stated in study.claims.items()]
-    return {claim.name: outcome(claim, claim_results(claim, study.arms, results)) for claim in claims}
+    found = {claim.name: outcome(claim, claim_results(claim, study.arms, results)) for claim in claims}
+    called = {claim.name: {name: arm.name for name, arm in arms_of(claim, study.arms).items()} for claim in claims}
+    uses = Counter(name for names in called.values() for name in set(names.values()))
+    for claim in claims:
+        for contrast, told in zip(claim.contrasts, found[claim.name]["contrasts"], strict=True):
+            own = [called[claim.name][name] for name in (contrast.arm, contrast.control) if name]
+            told["shared_arms"] = [name for name in own if uses[name] > 1]
+    return found
 
 
 def claim_results(claim: Claim, arms: Sequence[Arm], results: Mapping[str, Results]) -> dict[str, Results]:
@@ -193,8 +201,17 @@ def outcome(claim: Claim, results: Mapping[str, Results]) -> dict[str, Any]:
     """Verdict of these results, by arm and seed, about a claim, as `results.json` has it.
 
     `seeds` are those that all arms have; `tokens` and `seconds` the sums of the claim's runs, one after another. The
-    effect of a contrast is None where no run of it has finished.
+    effect of a contrast is None where no run of it has finished; `control_gains` is what training added to the endpoint
+    in its control, None where that has no value before training.
     """
+
+    def control_gains(contrast: Contrast) -> float | None:
+        runs = results.get(contrast.control, {}).values()
+        value = endpoints.ENDPOINTS[contrast.endpoint].value
+        if not runs or contrast.endpoint not in ("pass_at_1", "pass_at_n"):
+            return None
+        return float(np.mean([np.mean(value(run)) - np.mean(value(replace(run, after=run.before))) for run in runs]))
+
     effects = [contrast.effect(results) for contrast in claim.contrasts]
     known = [effect for effect in effects if effect is not None]
     complete = known if len(known) == len(effects) else []
@@ -215,6 +232,7 @@ def outcome(claim: Claim, results: Mapping[str, Results]) -> dict[str, Any]:
                 "contrast": str(contrast),
                 "endpoint": contrast.endpoint,
                 "threshold": contrast.threshold,
+                "control_gains": control_gains(contrast),
                 "effect": effect and asdict(effect),
             }
             for contrast, effect in zip(claim.contrasts, effects, strict=True)

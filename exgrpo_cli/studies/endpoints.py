@@ -4,6 +4,7 @@ Notation: S seeds, both arms with the same ones; Q held-out questions, the same 
 the two arms' scores of question q with seed s.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ from exgrpo_cli.base.statistics import CONFIDENCE, POWER, Interval, pass_at_k_by
 from exgrpo_cli.runs.result import RunResult
 from exgrpo_cli.studies.study import Results
 
-RESAMPLES = 4000
+EXACT_SEEDS = 8
+"""Most seeds whose p-value is an exact one: five of one sign cannot have less than 0.0625."""
 FEW_SEEDS = 3
 """With fewer an interval says next to nothing: Student's t has 1 degree of freedom, its quantile is 12.7."""
 SEEDS_FOR_A_VERDICT = 8
@@ -36,64 +38,69 @@ class Effect(Interval):
     """Standard error of the mean over seeds and questions; 0 with one seed."""
     spread: float
     """Standard deviation over seeds of the difference, of which `seeds_needed` makes a number; 0 with one seed."""
+    median: float
+    """Over seeds: far from the mean where a few seeds make the difference."""
+    positive: int
+    """Seeds with a difference above 0."""
 
 
 def effect_over_questions(
-    differences: Float64[np.ndarray, "seeds questions"], rng: np.random.Generator, *, bounds: tuple[float, float]
+    differences: Float64[np.ndarray, "seeds questions"], *, bounds: tuple[float, float]
 ) -> Effect:
-    """Mean of d[s, q] for other seeds and other questions, by a bootstrap of both.
+    """Mean of d[s, q] for other seeds and other questions: both are random, and crossed.
 
-    A resample draws S seeds and Q questions. Its mean is that of the drawn seeds' means, plus how far the drawn
-    questions' means lie from the grand mean. The seeds' means carry the sampling noise of single responses already, so
-    that part of the questions' scatter which noise explains is taken out first: their deviations are shrunk by
-    sqrt(1 - MS_residual / MS_questions) of the two-way table. The standard deviation of the resampled means, its seed
-    part raised by S / (S - 1), is the standard error; the interval is Student's with S - 1 degrees of freedom.
+    With m the mean, r_s and c_q the means of seeds and questions, and MS the mean square of d - r_s - c_q + m,
+
+        SE^2 = sum_s (r_s - m)^2 / ((S - 1) S) + max(0, sum_q (c_q - m)^2 / (Q - 1) - MS / S) / Q.
+
+    The first term carries the sampling noise of single responses already, so the second leaves it out. The interval is
+    Student's with S - 1 degrees of freedom, which is conservative.
     """
     seeds, questions = differences.shape
-    mean = float(differences.mean())
-    if seeds < 2:
-        return effect(mean, 0.0, seeds, bounds)
-    of_seeds = differences.mean(axis=1) - mean
-    of_questions = (differences.mean(axis=0) - mean) * _shrinkage(differences)
-    drawn_seeds = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=RESAMPLES)
-    # Questions with equal means are interchangeable: there are far fewer distinct means than questions.
-    values, counts = np.unique(np.round(of_questions, 12), return_counts=True)
-    drawn_questions = rng.multinomial(questions, counts / questions, size=RESAMPLES)
-    resampled = drawn_seeds @ of_seeds / seeds * math.sqrt(seeds / (seeds - 1)) + drawn_questions @ values / questions
-    return effect(mean, float(resampled.std()), seeds, bounds, spread=float(of_seeds.std(ddof=1)))
-
-
-def _shrinkage(differences: Float64[np.ndarray, "seeds questions"]) -> float:
-    """sqrt(1 - MS_residual / MS_questions), 0 where noise explains all scatter of the questions' means."""
-    seeds, questions = differences.shape
-    if questions < 2:
-        return 0.0
-    rows, columns = differences.mean(axis=1, keepdims=True), differences.mean(axis=0, keepdims=True)
-    residual = ((differences - rows - columns + differences.mean()) ** 2).sum() / ((seeds - 1) * (questions - 1))
-    between = seeds * columns.var(ddof=1)
-    return math.sqrt(max(0.0, 1 - residual / between)) if between > 0 else 0.0
+    of_seeds = differences.mean(axis=1)
+    if min(seeds, questions) < 2:
+        return effect_over_seeds(of_seeds, bounds=bounds)
+    mean = differences.mean()
+    of_questions = differences.mean(axis=0, keepdims=True)
+    noise = ((differences - of_seeds[:, None] - of_questions + mean) ** 2).sum() / ((seeds - 1) * (questions - 1))
+    variance = of_seeds.var(ddof=1) / seeds + max(0.0, of_questions.var(ddof=1) - noise / seeds) / questions
+    return effect(of_seeds, math.sqrt(variance), bounds)
 
 
 def effect_over_seeds(differences: Float64[np.ndarray, " seeds"], *, bounds: tuple[float, float]) -> Effect:
     """Mean of one difference a seed, for endpoints that are no mean over questions: Student's t."""
     seeds = len(differences)
-    spread = float(differences.std(ddof=1)) if seeds > 1 else 0.0
-    return effect(float(differences.mean()), spread / math.sqrt(seeds), seeds, bounds, spread=spread)
+    return effect(differences, differences.std(ddof=1) / math.sqrt(seeds) if seeds > 1 else 0.0, bounds)
 
 
-def effect(mean: float, error: float, seeds: int, bounds: tuple[float, float], *, spread: float = 0.0) -> Effect:
-    """An effect by its standard error, Student's t with S - 1 degrees of freedom; the interval stays in `bounds`.
+def effect(differences: Float64[np.ndarray, " seeds"], error: float, bounds: tuple[float, float]) -> Effect:
+    """Effect of one difference a seed with a standard error; the interval, Student's with S - 1 degrees of freedom,
+    stays in `bounds`.
 
     Where all seeds agree (no run collapsed, say) the error is that which a share of seeds unlike those seen would make,
-    as large as Wilson's upper end at 0 of S: eight runs without a collapse do not rule out one.
+    as large as Wilson's upper end at 0 of S: eight runs without a collapse do not rule out one. The p-value of few
+    seeds is exact: the share of all ways to give the differences signs whose mean is as far from 0.
     """
+    seeds, mean = len(differences), float(differences.mean())
     p_value = float(2 * stdtr(seeds - 1, -abs(mean) / error)) if error > 0 else None
+    if p_value is not None and seeds <= EXACT_SEEDS:
+        signs = np.array(list(itertools.product((-1, 1), repeat=seeds)))
+        p_value = float((abs(signs @ differences) >= abs(differences.sum()) * (1 - 1e-12)).mean())
     if error == 0 and seeds > 1:
         unseen = wilson(0.0, seeds)[1] * max(mean - bounds[0], bounds[1] - mean)
         error = unseen / float(stdtrit(seeds - 1, 0.5 + CONFIDENCE / 2))
     low, high = ends(mean, error, seeds, CONFIDENCE)
-    low, high = max(bounds[0], low), min(bounds[1], high)
-    return Effect(mean=mean, low=low, high=high, p_value=p_value, seeds=seeds, error=error, spread=spread)
+    return Effect(
+        mean=mean,
+        low=max(bounds[0], low),
+        high=min(bounds[1], high),
+        p_value=p_value,
+        seeds=seeds,
+        error=float(error),
+        spread=float(differences.std(ddof=1)) if seeds > 1 else 0.0,
+        median=float(np.median(differences)),
+        positive=int((differences > 0).sum()),
+    )
 
 
 def ends(mean: float, error: float, seeds: int, confidence: float) -> tuple[float, float]:
@@ -120,7 +127,8 @@ class Verdict(StrEnum):
     """Outcome of a comparison about a statement."""
 
     SUPPORTED = "supported"
-    CONTRADICTED = "contradicted"
+    TOO_SMALL = "too small to matter"
+    REVERSED = "reversed"
     UNDECIDED = "undecided"
     NOT_RUN = "not run"
 
@@ -128,9 +136,10 @@ class Verdict(StrEnum):
 def verdict(effects: list[Effect], thresholds: list[float], *, needed: int = SEEDS_FOR_A_VERDICT) -> Verdict:
     """Whether each of the effects exceeds its threshold, judged by their intervals.
 
-    Supported where every 95 % interval lies above its threshold (intersection and union: no correction is due);
-    contradicted where one of the m intervals of confidence 1 - 0.05 / m lies below; so each is wrong in at most 2.5 %
-    where the truth is at the threshold. Fewer than `needed` seeds read "not run".
+    Supported where every 95 % interval lies above its threshold (intersection and union: no correction is due). Else,
+    of the m intervals of confidence 1 - 0.05 / m: reversed where one lies below minus the smallest effect, too small to
+    matter where one lies between the smallest effect that was asked for and minus it. Each is wrong in at most 2.5 % of
+    studies where the truth is at the end that it leaves out. Fewer than `needed` seeds read "not run".
     """
     if not effects or min(each.seeds for each in effects) < needed:
         return Verdict.NOT_RUN
@@ -138,9 +147,12 @@ def verdict(effects: list[Effect], thresholds: list[float], *, needed: int = SEE
     if all(ends(each.mean, each.error, each.seeds, CONFIDENCE)[0] > threshold for each, threshold in pairs):
         return Verdict.SUPPORTED
     strict = 1 - (1 - CONFIDENCE) / len(effects)
-    if any(ends(each.mean, each.error, each.seeds, strict)[1] < threshold for each, threshold in pairs):
-        return Verdict.CONTRADICTED
-    return Verdict.UNDECIDED
+    judged = [(*ends(each.mean, each.error, each.seeds, strict), threshold) for each, threshold in pairs]
+    if any(high < -abs(threshold) for _, high, threshold in judged):
+        return Verdict.REVERSED
+    # A claim of no loss, whose threshold is below 0, is supported by an effect that is too small to matter.
+    small = any(-threshold < low and high < threshold for low, high, threshold in judged)
+    return Verdict.TOO_SMALL if small else Verdict.UNDECIDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +267,6 @@ def paired_effect(endpoint: Endpoint, treated: Results, control: Results) -> Eff
     """Treated less control over the seeds that both have; None where there is none.
 
     Over seeds and questions where the endpoint is a mean over questions that all of these runs share, else over seeds.
-    The bootstrap draws from a generator of its own, so that a comparison has one result.
     """
     mine, other = values_of(endpoint, treated), values_of(endpoint, control)
     seeds = sorted(mine.keys() & other.keys())
@@ -263,7 +274,7 @@ def paired_effect(endpoint: Endpoint, treated: Results, control: Results) -> Eff
     if len(sizes) == 1 and np.ndim(endpoint.value(treated[seeds[0]])) == 1:
         width = endpoint.bounds[1] - endpoint.bounds[0]
         matrix = np.stack([endpoint.value(treated[seed]) - endpoint.value(control[seed]) for seed in seeds])
-        return effect_over_questions(matrix, np.random.default_rng(0), bounds=(-width, width))
+        return effect_over_questions(matrix, bounds=(-width, width))
     return effect_by_seed(mine, other, endpoint.bounds)
 
 

@@ -28,6 +28,12 @@ OTHERS = {
     **AT_EQUAL,
 }
 """Endpoints of the second table with their titles."""
+CLAIM_WORDS = (
+    "The effect is that of the contrast furthest from holding. * marks one whose runs other claims use too: "
+    "their effects rise and fall together. Each verdict is wrong in at most 2.5 % of studies where the truth is at its "
+    "threshold, so that of 40 claims one may be."
+)
+"""How to read the table of claims."""
 SPENT: Columns = {
     "steps": of("steps", "{:,.0f}".format),
     **{f"tokens {kind}": of(f"tokens.{kind}", "{:,.0f}".format) for kind in ("generated", "trained", "scored")},
@@ -137,18 +143,21 @@ def spending_rows(report: Numbers) -> Rows:
 
 
 def claim_rows(outcomes: Iterable[Numbers]) -> Rows:
-    """The table of claims: the effect is that of the contrast furthest from holding."""
-    rows = [["claim", "regime", "contrast", "effect", "95 %", "verdict", "seeds", "tokens", "time"]]
+    """The table of claims, which CLAIM_WORDS explain."""
+    header = ["claim", "regime", "contrast", "effect", "95 %", "median, above 0", "asked, of the control's gain"]
+    rows = [[*header, "verdict", "seeds", "tokens", "time"]]
     for found in outcomes:
         contrast = min(found["contrasts"], key=_distance)
-        effect = contrast["effect"]
+        effect, gains = contrast["effect"], contrast["control_gains"]
         rows.append(
             [
                 found["title"],
                 found["regime"],
-                contrast["contrast"],
+                contrast["contrast"] + " *" * bool(contrast.get("shared_arms")),
                 f"{effect['mean']:+.3f}" if effect else "",
                 span(effect) if effect and effect["seeds"] > 1 else "",
+                f"{effect['median']:+.3f}, {effect['positive']} of {effect['seeds']}" if effect else "",
+                f"{abs(contrast['threshold']):g}" + (f" of {gains:.3f}" if gains is not None else ""),
                 found["verdict"],
                 f"{found['seeds']} of {found['seeds_needed']}",
                 f"{found['tokens'] / 1e6:.1f} M",

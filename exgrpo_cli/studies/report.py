@@ -1,7 +1,7 @@
 """A study's result: every endpoint per arm, and each arm against its baseline, paired by seed.
 
 What an arm itself reached has Student's interval over seeds: it speaks of training again, on the same questions. A
-difference has the interval of the hierarchical bootstrap over seeds and questions. p-values are Holm's over the arms
+difference has an interval over seeds and questions, both random. p-values are Holm's over the arms
 that share a baseline.
 """
 

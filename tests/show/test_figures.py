@@ -366,7 +366,7 @@ def test_claims_are_drawn_with_what_they_must_exceed_and_their_verdict() -> None
     claims = [
         claim("It helps", "supported", (0.05, 0.04, 0.06)),
         claim("It was not tried", "not run"),
-        claim("It does not", "contradicted", (-0.02, -0.05, 0.01), (0.0, -0.02, 0.02)),
+        claim("It does not", "too small to matter", (-0.02, -0.05, 0.01), (0.0, -0.02, 0.02)),
     ]
     (axes,) = comparisons.claims_figure(claims).axes
     intervals = [bars.lines[2][0].get_segments()[0][:, 0] for bars in axes.containers]
@@ -375,10 +375,10 @@ def test_claims_are_drawn_with_what_they_must_exceed_and_their_verdict() -> None
     said += ", 8 seeds"
     assert over == [
         f"Supported: It helps\n{said}: +0.050 [0.040, 0.060]",
-        f"Contradicted: It does not\n{said}: -0.020 [-0.050, 0.010]",
+        f"Too small to matter: It does not\n{said}: -0.020 [-0.050, 0.010]",
         f"{said}: +0.000 [-0.020, 0.020]",
     ]
-    assert title_of(axes.figure) == "Claims put to the test: 1 supported, 1 contradicted"
+    assert title_of(axes.figure) == "Claims put to the test: 1 supported, 1 too small to matter"
     assert [list(line.get_xdata()) for line in axes.lines].count([1.0, 1.0]) == 3
     bottom, top = axes.get_ylim()
     assert bottom > top, "the first is on top"

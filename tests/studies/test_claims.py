@@ -131,4 +131,4 @@ def test_a_claim_says_in_a_sentence_what_it_states_and_why_it_takes_its_seeds() 
     assert said.startswith(
         "replay-in-search states: Replay beats on-policy training where solutions are found by search"
     )
-    assert "(pass_at_1: exgrpo minus grpo > 0.03). 8 seeds tell twice that effect from none in 80 of 100" in said
+    assert "(pass_at_1: exgrpo minus grpo > 0.03). 8 seeds tell twice that effect from it in 80 of 100" in said

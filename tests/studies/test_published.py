@@ -1,17 +1,20 @@
 """The published results: docs/claims.md has the verdicts that they give, and effects on some questions can be had."""
 
 import json
+import math
 import re
 import runpy
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from scipy import stats
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.runs.result import read_result
-from exgrpo_cli.studies.claims import chosen_claims, claim_outcomes
+from exgrpo_cli.studies.claims import chosen_claims, claim_outcomes, claim_results
 from exgrpo_cli.studies.planning import StudyRequest, plan_claims
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -22,11 +25,71 @@ def test_the_verdicts_are_those_of_the_results(tmp_path: Path) -> None:
     judged = [each for each in claim_outcomes(study).values() if each["verdict"] != "not run"]
     found = Counter((each["regime"], each["verdict"]) for each in judged)
     said = re.findall(
-        r"^\| .* \| `([a-z-]+)` \| (?:\*\*)?(supported|contradicted|undecided)(?:\*\*)? \|",
+        r"^\| .* \| `([a-z-]+)` \| (?:\*\*)?(supported|too small to matter|reversed|undecided)(?:\*\*)? \|",
         (DOCS / "claims.md").read_text(),
         flags=re.MULTILINE,
     )
     assert Counter(said) == found
+
+
+def reference_interval(matrix: list[list[float]], level: float) -> tuple[float, float, float]:
+    """Mean and ends of seeds x questions by sums written out; of one column a plain t interval."""
+    num_seeds, num_questions = len(matrix), len(matrix[0])
+    mean = sum(map(sum, matrix)) / (num_seeds * num_questions)
+    seeds = [sum(row) / num_questions for row in matrix]
+    questions = [sum(row[q] for row in matrix) / num_seeds for q in range(num_questions)]
+    squares = sum((each - mean) ** 2 for each in seeds) / ((num_seeds - 1) * num_seeds)
+    if num_questions > 1:
+        residual = sum(
+            (value - seeds[s] - questions[q] + mean) ** 2 for s, row in enumerate(matrix) for q, value in enumerate(row)
+        ) / ((num_seeds - 1) * (num_questions - 1))
+        between = sum((each - mean) ** 2 for each in questions) / (num_questions - 1)
+        squares += max(0.0, between - residual / num_seeds) / num_questions
+    half = float(stats.t.ppf(0.5 + level / 2, num_seeds - 1)) * math.sqrt(squares)
+    return mean, mean - half, mean + half
+
+
+def test_the_table_of_verdicts_follows_from_the_result_files_by_a_reference(tmp_path: Path) -> None:
+    """Every claim whose endpoints are means over questions, judged again from the counts of right answers."""
+    claims = chosen_claims("all")
+    study = plan_claims(claims, tmp_path / "claims", StudyRequest(results=[DOCS / "results"]))
+    results, told = study.results(), claim_outcomes(study)
+    of_answers: dict[str, Callable[[float, int], float]] = {
+        "pass_at_1": lambda right, samples: right / samples,
+        "pass_at_n": lambda right, samples: float(right > 0),
+        "beyond_pass_at_1": lambda right, samples: float(right > 0) - right / samples,
+    }
+    judged = 0
+    for claim in claims:
+        if not {each.endpoint for each in claim.contrasts} <= of_answers.keys():
+            continue
+        runs, rows = claim_results(claim, study.arms, results), []
+        for contrast in claim.contrasts:
+            value = of_answers[contrast.endpoint]
+            matrix = [
+                [
+                    value(float(own), run.samples) - value(float(other), run.samples)
+                    for own, other in zip(run.after, runs[contrast.control][seed].after, strict=True)
+                ]
+                for seed, run in sorted(runs[contrast.arm].items())
+            ]
+            smallest = contrast.smallest_effect
+            asked = smallest if contrast.direction == "greater" else -smallest
+            ends = [reference_interval(matrix, level) for level in (0.95, 1 - 0.05 / len(claim.contrasts))]
+            rows.append((asked, smallest, ends))
+        verdict = "undecided"
+        if all(ends[0][1] > asked for asked, _, ends in rows):
+            verdict = "supported"
+        elif any(ends[1][2] < -smallest for _, smallest, ends in rows):
+            verdict = "reversed"
+        elif any(asked > 0 and -asked < ends[1][1] and ends[1][2] < asked for asked, _, ends in rows):
+            verdict = "too small to matter"
+        assert told[claim.name]["verdict"] == verdict, claim.name
+        for (_, _, ends), contrast in zip(rows, told[claim.name]["contrasts"], strict=True):
+            found = [contrast["effect"][each] for each in ("mean", "low", "high")]
+            assert found == pytest.approx(ends[0], abs=1e-9)
+        judged += 1
+    assert judged >= 18
 
 
 PUBLISHED = sorted((DOCS / "results").rglob("*.json"))

@@ -51,25 +51,51 @@ def rates(true_effect: float, studies: int, unlike: float = 0.1) -> dict[Verdict
     """Share of simulated studies with each verdict about an effect above SMALLEST."""
     rng = np.random.default_rng(7)
     found = [
-        verdict(
-            [effect_over_questions(simulated(true_effect, rng, unlike=unlike), rng, bounds=(-1.0, 1.0))], [SMALLEST]
-        )
+        verdict([effect_over_questions(simulated(true_effect, rng, unlike=unlike), bounds=(-1.0, 1.0))], [SMALLEST])
         for _ in range(studies)
     ]
     return {each: found.count(each) / studies for each in Verdict}
 
 
-def test_a_large_effect_is_supported_and_none_is_contradicted() -> None:
+def test_a_large_effect_is_supported_and_a_large_loss_reverses() -> None:
     assert rates(0.15, 12)[Verdict.SUPPORTED] == 1.0
-    assert rates(-0.10, 12)[Verdict.CONTRADICTED] == 1.0
+    assert rates(-0.15, 12)[Verdict.REVERSED] == 1.0
+
+
+def test_an_effect_over_seeds_and_questions_is_that_of_the_formula() -> None:
+    """S = 2, Q = 2, d = [[1, 3], [2, 8]]: m = 3.5, seeds 2 and 5, questions 1.5 and 5.5, residuals +-1.
+
+    MS = 4 / 1; SE^2 = (2.25 + 2.25) / (1 * 2) + (8 / 1 - 4 / 2) / 2 = 5.25; t(1) = 12.706.
+    """
+    found = effect_over_questions(np.array([[1.0, 3.0], [2.0, 8.0]]), bounds=(-99.0, 99.0))
+    assert (found.mean, found.error) == (3.5, pytest.approx(5.25**0.5))
+    assert found.high - found.mean == pytest.approx(12.7062 * 5.25**0.5, rel=1e-5)
+    assert (found.median, found.positive, found.spread) == (3.5, 2, pytest.approx(4.5**0.5))
+    # Questions that scatter no more than single answers do add nothing.
+    alike = effect_over_questions(np.array([[1.0, 0.0], [0.0, 1.0]]), bounds=(-1.0, 1.0))
+    assert alike.mean == 0.5 and alike.spread == 0.0
+
+
+def test_the_p_value_of_few_seeds_is_exact() -> None:
+    """Of 2^5 ways to give five differences signs two have a mean as far from 0 as all of one sign."""
+    assert effect_over_seeds(np.array([0.01, 0.02, 0.02, 0.03, 0.9]), bounds=(-1.0, 1.0)).p_value == 2 / 32
+    # Sums of (+-3 +-1 +-2): +-6, +-4, +-2 and twice 0; all but the zeros are as far as 2.
+    assert effect_over_seeds(np.array([3.0, 1.0, -2.0]), bounds=(-9.0, 9.0)).p_value == 6 / 8
+    rng = np.random.default_rng(1)
+    flips = [effect_over_seeds(rng.normal(size=8), bounds=(-9.0, 9.0)).p_value for _ in range(200)]
+    assert 0.02 <= np.mean([p <= 0.05 for p in flips]) <= 0.09
 
 
 @pytest.mark.slow
-def test_at_the_smallest_effect_either_verdict_is_as_rare_as_promised() -> None:
+@pytest.mark.parametrize(
+    ("truth", "verdicts"),
+    [(SMALLEST, (Verdict.SUPPORTED, Verdict.TOO_SMALL)), (-SMALLEST, (Verdict.TOO_SMALL, Verdict.REVERSED))],
+)
+def test_at_the_end_of_a_verdict_it_is_as_rare_as_promised(truth: float, verdicts: tuple[Verdict, Verdict]) -> None:
     """Each tail is nominally 2.5 %; of 1,000 studies a rate of 2.5 % has a standard error of 0.5 %."""
-    found = rates(SMALLEST, 1000)
-    assert found[Verdict.SUPPORTED] <= 0.04 and found[Verdict.CONTRADICTED] <= 0.04
-    assert found[Verdict.SUPPORTED] + found[Verdict.CONTRADICTED] >= 0.01, "intervals that never err are too wide"
+    found = rates(truth, 1000)
+    assert all(found[each] <= 0.04 for each in verdicts)
+    assert sum(found[each] for each in verdicts) >= 0.01, "intervals that never err are too wide"
 
 
 @pytest.mark.slow
@@ -83,10 +109,9 @@ def test_no_effect_is_hardly_ever_called_supported_and_power_is_as_calculated() 
 
 
 def test_an_effect_over_seeds_by_hand() -> None:
-    """Mean 2, s = 1: t = 2 sqrt(3), and with 2 degrees p = 1 - t / sqrt(t^2 + 2); 4.303 / sqrt(3) = 2.484 each way."""
+    """Mean 2, s = 1: 4.303 / sqrt(3) = 2.484 each way."""
     found = effect_over_seeds(np.array([1.0, 2.0, 3.0]), bounds=(-10.0, 10.0))
-    t = 2 * 3**0.5
-    assert found.p_value == pytest.approx(1 - t / (t**2 + 2) ** 0.5)
+    assert found.p_value == 2 / 8
     assert (found.low, found.high) == (pytest.approx(-0.484, abs=1e-3), pytest.approx(4.484, abs=1e-3))
 
 
@@ -101,19 +126,27 @@ def test_all_seeds_alike_do_not_make_certain() -> None:
     found = effect_over_seeds(np.zeros(8), bounds=(-1.0, 1.0))
     assert (found.low, found.high) == (pytest.approx(-0.324, abs=1e-3), pytest.approx(0.324, abs=1e-3))
     assert found.p_value is None and verdict([found], [0.3]) is Verdict.UNDECIDED
-    assert effect(0.2, 0.0, 1, (-1.0, 1.0)).low == 0.2  # one seed has no interval
+    assert effect(np.array([0.2]), 0.0, (-1.0, 1.0)).low == 0.2  # one seed has no interval
 
 
 def test_every_contrast_must_hold_and_one_that_fails_is_enough() -> None:
     def of(mean: float, seeds: int = 8):
-        return effect(mean, 0.01, seeds, (-1.0, 1.0))
+        return effect(np.full(seeds, mean), 0.01, (-1.0, 1.0))
 
     # t(7) = 2.365: 0.06 +- 0.024 and 0.04 +- 0.024 against 0.03.
     assert verdict([of(0.06), of(0.06)], [0.03, 0.03]) is Verdict.SUPPORTED
     assert verdict([of(0.06), of(0.04)], [0.03, 0.03]) is Verdict.UNDECIDED
-    assert verdict([of(0.06), of(0.0)], [0.03, 0.03]) is Verdict.CONTRADICTED
+    assert verdict([of(0.06), of(0.0)], [0.03, 0.03]) is Verdict.TOO_SMALL
     # A single 0.005 is below 0.03 at 95 % (0.0286); as one of two it is judged at 97.5 %: 0.0333.
-    assert verdict([of(0.005)], [0.03]) is Verdict.CONTRADICTED
+    assert verdict([of(0.005)], [0.03]) is Verdict.TOO_SMALL
+    # -0.01 +- 0.024 reaches below -0.03: a gain of 0.03 is ruled out, a loss of it is not.
+    assert verdict([of(-0.01)], [0.03]) is Verdict.UNDECIDED
+    assert verdict([of(-0.06)], [0.03]) is Verdict.REVERSED
+    assert verdict([of(0.06), of(-0.06)], [0.03, 0.03]) is Verdict.REVERSED
+    # "No less" than 0.03 below: an effect around 0 supports it, a loss reverses it.
+    assert verdict([of(0.0)], [-0.03]) is Verdict.SUPPORTED
+    assert verdict([of(-0.02)], [-0.03]) is Verdict.UNDECIDED
+    assert verdict([of(-0.06)], [-0.03]) is Verdict.REVERSED
     assert verdict([of(0.06), of(0.005)], [0.03, 0.03]) is Verdict.UNDECIDED
     assert verdict([of(0.06, seeds=7)], [0.03]) is Verdict.NOT_RUN
     assert verdict([], []) is Verdict.NOT_RUN
@@ -145,7 +178,7 @@ def test_a_claim_reads_not_run_until_all_of_its_seeds_are_there() -> None:
     assert found["verdict"] == "not run" and found["seeds"] == 7
     _, row = claim_rows([outcome(claim, {"exgrpo": {}, "grpo": {}})])
     contrast = "pass_at_1: exgrpo minus grpo > 0.05"
-    assert row == ["more is better", "sparse", contrast, "", "", "not run", "0 of 8", "0.0 M", "0 s"]
+    assert row == ["more is better", "sparse", contrast, "", "", "", "0.05", "not run", "0 of 8", "0.0 M", "0 s"]
 
 
 def test_a_claim_that_runs_suggested_has_seeds_of_its_own(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ for seeds in (range(400, 408), range(408, 416), range(400, 416)):
             np.stack([endpoint(read_result(FOLDER / f"strong-of-the-{arm}-{seed}.json")) for seed in seeds])
             for arm in ("sampler", "trainer")
         )
-        effect = effect_over_questions(sampler - trainer, np.random.default_rng(0), bounds=(-1.0, 1.0))
+        effect = effect_over_questions(sampler - trainer, bounds=(-1.0, 1.0))
         print(
             f"seeds {seeds[0]} to {seeds[-1]}, {name}: {trainer.mean():.3f} {sampler.mean():.3f} "
             f"{effect.mean:+.3f} [{effect.low:.3f}, {effect.high:.3f}]"

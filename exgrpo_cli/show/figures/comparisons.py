@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 LABEL_COLUMNS, CLAIM_COLUMNS = 30, 80
 """Characters to a line of a name or a title, and of a claim."""
-VERDICT_COLOURS = {"supported": style.BLUE, "contradicted": style.VERMILION, "undecided": style.SOFT}
+VERDICT_COLOURS = {
+    "supported": style.BLUE,
+    "too small to matter": style.VERMILION,
+    "reversed": style.BLACK,
+    "undecided": style.SOFT,
+}
 
 ROW_HEIGHT = 0.34
 TITLE_HEIGHT = 0.55
