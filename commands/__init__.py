@@ -180,8 +180,6 @@ def _unknown_option(error: TyperException) -> str:
         from exgrpo_cli.config.settings import Config, flat
 
         found = [f"--set {key}=..." for key in alike(name.lstrip("-"), flat(Config()))]
-        if name.startswith("--lora"):
-            return f"No such option: {name}. All weights are trained, there is no LoRA"
     return f"No such option: {name}. Did you mean {' or '.join(found)}?" if found else ""
 
 

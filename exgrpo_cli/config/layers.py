@@ -158,7 +158,7 @@ def _backbone_layer(backbone: str | None, file_layer: Layer, config_file: Path |
     source = str(folder.resolve()) if local else backbone
     _agreed("--backbone", source, _text(file_layer, "backbone.source"), config_file)
     run = Path(source).parent
-    is_export = Path(source).name == "model" and (run / "config.toml").is_file()
+    is_export = Path(source).name in ("model", "adapter") and (run / "config.toml").is_file()
     return {
         "backbone": {"name": run_label(run).replace("/", "-") if is_export else Path(source).name, "source": source}
     }

@@ -67,6 +67,7 @@ class Config:
     gym: questions.GymSettings = field(default_factory=questions.GymSettings)
     backbone: runs.BackboneSettings = field(default_factory=runs.BackboneSettings)
     tiny: runs.TinySettings = field(default_factory=runs.TinySettings)
+    lora: runs.LoraSettings = field(default_factory=runs.LoraSettings)
     rollout: runs.RolloutSettings = field(default_factory=runs.RolloutSettings)
     grading: runs.GradingSettings = field(default_factory=runs.GradingSettings)
     replay: Replace | Join | Append | Refill = field(default_factory=Replace)
@@ -123,6 +124,11 @@ def contradictions(config: Config) -> Iterator[tuple[bool, str, str, str]]:
         config.optim.minibatches > rollout.questions_per_step,
         *("optim.minibatches", "rollout.questions_per_step"),
         "a mini-batch holds at least one whole group; use at most as many mini-batches as questions",
+    )
+    yield (
+        config.lora.rank > 0 and config.optim.engine == "deepspeed" and config.optim.zero_stage == 3,
+        *("lora.rank", "optim.zero_stage"),
+        "an adapter is merged where its weights are whole; use zero_stage 1 or 2, or train all weights",
     )
     if not replay.enabled:
         return

@@ -8,6 +8,7 @@ from exgrpo_cli.base.errors import InputError, nearest
 from exgrpo_cli.config.layers import build_config, run_label
 from exgrpo_cli.config.names import HUB_ID, is_gguf
 from exgrpo_cli.config.settings import Author, Config
+from exgrpo_cli.models.adapters import is_adapter
 from exgrpo_cli.presets import preset_names
 
 RUNS = Path("runs")
@@ -73,22 +74,23 @@ def _of_run(run: Path, checkpoint: str) -> ModelChoice:
         checkpoint = (checkpoints / checkpoint).read_bytes()[:20].decode(errors="replace").strip()
     if checkpoint and not re.fullmatch(r"step-\d{6}", checkpoint):
         raise InputError(f"{run}@{checkpoint}: no such checkpoint. Known: {_known(run)}.")
-    folder = checkpoints / checkpoint / "model" if checkpoint else run / "model"
+    folder = (checkpoints / checkpoint if checkpoint else run) / "model"
+    folder = folder.with_name("adapter") if is_adapter(folder.with_name("adapter")) and checkpoint else folder
     return _exported(run, folder, run_label(run) + (f"@{checkpoint}" if checkpoint else ""))
 
 
 def _of_folder(folder: Path) -> ModelChoice:
     # The exported model of a run is asked as the run itself would be.
     parents = [parent for parent in (folder.resolve().parent, folder.resolve().parents[2]) if _is_run(parent)]
-    if folder.name == "model" and parents:
+    if folder.name in ("model", "adapter") and parents:
         return _exported(parents[0], folder, run_label(parents[0]))
-    if not (folder / "config.json").is_file():
+    if not ((folder / "config.json").is_file() or is_adapter(folder)):
         raise InputError(f"{folder} is neither a run folder (config.toml) nor a model folder (config.json).")
     return ModelChoice(name=folder.resolve().name, config=build_config(backbone=str(folder)))
 
 
 def _exported(run: Path, folder: Path, name: str) -> ModelChoice:
-    if not (folder / "config.json").is_file():
+    if not ((folder / "config.json").is_file() or is_adapter(folder)):
         raise InputError(
             f"{run} has no model in {folder} (no file config.json): is the run finished? Checkpoints: {_known(run)}; "
             f"name one as {run}@latest."

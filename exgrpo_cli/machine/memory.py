@@ -16,8 +16,9 @@ from typing import Any, Literal
 from exgrpo_cli.algo.batching import MOST_REPEATED
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.names import is_gguf
-from exgrpo_cli.config.sections.run import BackboneSettings, TinySettings
+from exgrpo_cli.config.sections.run import BackboneSettings, LoraSettings, TinySettings
 from exgrpo_cli.config.settings import Config
+from exgrpo_cli.models.adapters import base_of, is_adapter
 from exgrpo_cli.models.folders import gguf_config, reading_model, require_model_folder
 from exgrpo_cli.presets import about_backbone, load_preset
 
@@ -60,6 +61,24 @@ class Shape:
     kv_size: int
     """Key heads (as many as value heads) times the size of a head."""
     vocab_size: int
+
+    @property
+    def linear(self) -> dict[str, tuple[int, int]]:
+        """Ins and outs of a layer's linear parts, by the names that an adapter's targets have."""
+        hidden, ffn = self.hidden_size, self.ffn_size
+        attention = {"q_proj": (hidden, self.query_size), "o_proj": (self.query_size, hidden)}
+        attention |= dict.fromkeys(("k_proj", "v_proj"), (hidden, self.kv_size))
+        return attention | {"gate_proj": (hidden, ffn), "up_proj": (hidden, ffn), "down_proj": (ffn, hidden)}
+
+    def adapted(self, lora: LoraSettings) -> list[tuple[int, int]]:
+        """Ins and outs of what is adapted in all layers; nothing without an adapter."""
+        named = [each.strip() for each in lora.targets.split(",")]
+        chosen = [size for name, size in self.linear.items() if lora.targets == "all-linear" or name in named]
+        return chosen * self.num_layers if lora.rank > 0 else []
+
+    def num_trained(self, lora: LoraSettings) -> int:
+        """Parameters of the adapter, or of the model."""
+        return lora.rank * sum(map(sum, self.adapted(lora))) if lora.rank > 0 else self.num_parameters
 
 
 def backbone_shape(backbone: BackboneSettings, tiny: TinySettings) -> Shape | None:
@@ -161,6 +180,9 @@ def architecture(backbone: BackboneSettings, tiny: TinySettings) -> Any:
     if about := about_backbone(backbone.source):
         return _config_of(about["shape"])
     folder = Path(backbone.source).expanduser()
+    if is_adapter(folder):
+        base = base_of(folder)
+        return architecture(base.backbone, base.tiny)
     if is_gguf(backbone.source):
         return gguf_config(folder)
     if folder.is_dir():
@@ -281,11 +303,13 @@ def _trained_bytes(shape: Shape, config: Config, gpus: int) -> dict[str, int]:
     Both engines sum gradients in float32. Stage 1 of a bfloat16 model holds the gradients of a pass beside the sums,
     stage 3 copies those of the sub-group it steps. Adam has two moments, and a float32 master of narrower weights, with
     DeepSpeed of all. Offloaded, two copies of the gradients and one of the weights stand beside them in main memory,
-    and gradients pass through the GPU, the largest tensor at a time.
+    and gradients pass through the GPU, the largest tensor at a time. With an adapter hf samples with a copy of what it
+    changes, and the reference is the model without it.
     """
-    optim, parameters, width = config.optim, shape.num_parameters, _width(config)
+    optim, lora, width = config.optim, config.lora, _width(config)
     stage = optim.zero_stage if optim.engine == "deepspeed" else 0
-    weights = whole = parameters * width
+    weights = whole = shape.num_parameters * width
+    parameters = shape.num_trained(lora)
     gradients, state = 4 * parameters, parameters * (12 if width == 2 or stage else 8)
     if stage:
         state //= gpus
@@ -296,7 +320,11 @@ def _trained_bytes(shape: Shape, config: Config, gpus: int) -> dict[str, int]:
     on_host = state if optim.offload_during_rollouts else 0
     if stage and optim.offload:
         gradients, state, on_host = 4 * shape.vocab_size * shape.hidden_size, 0, parameters * (20 + width) // gpus
-    weights += whole * ((config.objective.kl_coefficient > 0) + (stage == 3 and config.rollout.engine == "hf"))
+    sampled = config.rollout.engine == "hf"
+    if lora.rank > 0:
+        weights += width * (parameters + sampled * sum(ins * outs for ins, outs in shape.adapted(lora)))
+    else:
+        weights += whole * ((config.objective.kl_coefficient > 0) + (stage == 3 and sampled))
     return {"weights": weights, "gradients": gradients, "optimizer": state, "optimizer_on_host": on_host}
 
 
@@ -333,6 +361,9 @@ def layer_bytes(shape: Shape, config: Config, gpus: int, longest: int) -> int:
     attention = 2 * shape.query_size * queries + 2 * shape.kv_size * keys + mask
     # The output of attention is kept once more for the tokens.
     elements = (4 * shape.hidden_size + 4 * shape.ffn_size + shape.query_size) * tokens + attention
+    if adapted := shape.adapted(config.lora):
+        # Each keeps the first factor's output; norms whose weights are frozen keep no normalised input of that width.
+        elements += (config.lora.rank * len(adapted) // shape.num_layers - 2 * shape.hidden_size) * tokens
     return elements * _width(config) + 2 * 4 * shape.hidden_size * tokens
 
 
@@ -372,13 +403,14 @@ def _width(config: Config) -> int:
 def disk_bytes(config: Config, shape: Shape) -> int:
     """Bytes of checkpoints and model, which no run can do without: those kept, the best one, one being written.
 
-    A checkpoint holds weights, optimizer, and the weights once more as a Hugging Face folder.
+    A checkpoint holds weights, optimizer, and the weights once more as a Hugging Face folder; or an adapter's.
     """
     run, model = config.run, shape.num_parameters * _width(config)
+    trained = shape.num_trained(config.lora)
     saved = math.ceil(run.steps / run.save_every)
     kept = min(saved, run.keep_checkpoints) if run.keep_checkpoints else saved
     num_checkpoints = kept + 1 + (config.validation.every > 0)
-    return num_checkpoints * (CHECKPOINT_BYTES * shape.num_parameters + model) + model
+    return num_checkpoints * (CHECKPOINT_BYTES + _width(config)) * trained + model
 
 
 def require_disk(needed: int, output: Path) -> None:

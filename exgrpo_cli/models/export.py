@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from exgrpo_cli.base.files import whole_folder
+from exgrpo_cli.engines.lora import plain_name
 
 SHARD_BYTES = 2**31
 """Weights held at once, and the size of a file, where they come one by one."""
@@ -42,7 +43,7 @@ def export_model(
             model.save_pretrained(partial)
         else:
             model.config.save_pretrained(partial)
-            write_shards(weights, partial, stored={name for name, _ in model.named_parameters()})
+            write_shards(weights, partial, stored={plain_name(name) for name, _ in model.named_parameters()})
         tokenizer.save_pretrained(partial)
         pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
         sampling_defaults(list(eos_ids), pad_id).save_pretrained(partial)

@@ -5,12 +5,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from exgrpo_cli.base.cache import cached_folder
 from exgrpo_cli.base.errors import InputError, first_line
+from exgrpo_cli.base.files import file_digest
 from exgrpo_cli.config.names import is_gguf
 from exgrpo_cli.config.sections.run import BackboneSettings, TinySettings
+from exgrpo_cli.models.adapters import BASE_FILE, CONFIG_FILE, WEIGHTS_FILE, base_of, is_adapter, merge_adapter
 from exgrpo_cli.models.folders import converted, reading_model, require_model_folder, require_safetensors
 from exgrpo_cli.presets import about_backbone
 from exgrpo_cli.questions.prompts import require_bounded
+from exgrpo_cli.runs.folder import require_model
 
 if TYPE_CHECKING:
     # A plan asks for a precision, and needs neither.
@@ -65,6 +69,9 @@ def locate(
         report = progress or (lambda done, total, what: None)
         return converted(Path(settings.source).expanduser(), notice=lambda text: report(0, 1, text))
     folder = Path(settings.source).expanduser()
+    if is_adapter(folder):
+        base = base_of(folder)
+        return _merged(folder, progress) if weights else locate(base.backbone, base.tiny, progress, weights=False)
     if folder.is_dir():
         require_model_folder(folder)
         return folder
@@ -74,6 +81,28 @@ def locate(
             "`exgrpo presets` lists the backbones that ship."
         )
     return _download(settings, weights)
+
+
+def _merged(folder: Path, progress: Progress | None) -> Path:
+    """The Hugging Face folder of an adapter and its backbone, merged when first asked for, then from the cache."""
+    base, report = base_of(folder), progress or (lambda done, total, what: None)
+    require_model(folder)
+
+    def build(target: Path) -> None:
+        import torch
+
+        report(0, 1, f"merging {folder} into {base.backbone.name}")
+        backbone = load_folder(locate(base.backbone, base.tiny, progress), torch.device("cpu"), base.backbone)
+        merge_adapter(backbone.model, folder, base)
+        backbone.model.save_pretrained(target)
+        backbone.tokenizer.save_pretrained(target)
+
+    return cached_folder(
+        name="merged",
+        key={"format": 1, **{name: file_digest(folder / name) for name in (BASE_FILE, CONFIG_FILE, WEIGHTS_FILE)}},
+        build=build,
+        notice=lambda text: report(0, 1, text),
+    )
 
 
 def _download(settings: BackboneSettings, weights: bool) -> Path:

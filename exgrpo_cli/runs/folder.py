@@ -230,7 +230,7 @@ RESUMED_FROM = ("config.toml", "metrics.jsonl", "validations.jsonl", f"data/{fil
 _ENVIRONMENT = "environment.json"
 _SAMPLE_FILES = 20
 """The newest, which a report shows; there is one for each step."""
-_MODEL = "model/"
+_MODELS = ("model/", "adapter/")
 
 
 def note_checksums(run: Path, *, at_the_end: bool = False) -> None:
@@ -246,7 +246,7 @@ def note_checksums(run: Path, *, at_the_end: bool = False) -> None:
     names = [*RESUMED_FROM, _ENVIRONMENT, *sorted(samples)[-_SAMPLE_FILES:]]
     if at_the_end:
         names += ["result.json", "summary.json"]
-        names += [path.relative_to(run).as_posix() for path in (run / _MODEL).rglob("*")]
+        names += [path.relative_to(run).as_posix() for part in _MODELS for path in (run / part).rglob("*")]
     files.write_manifest(run, [name for name in names if (run / name).is_file()], file=CHECKSUMS_FILE, known=written)
 
 
@@ -275,23 +275,23 @@ def find_changes(run: Path, among: Collection[str] = ()) -> list[str]:
     Empty where nothing is noted. Raises InputError where the checksums themselves are damaged.
     """
     noted = _noted(run).items()
-    chosen = {name: entry for name, entry in noted if (name in among if among else not name.startswith(_MODEL))}
+    chosen = {name: entry for name, entry in noted if (name in among if among else not name.startswith(_MODELS))}
     return files.find_differences(run, chosen)
 
 
 def require_model(folder: Path) -> None:
-    """Raise InputError where `folder` is the model of a run, final or of a checkpoint, and not as it was written.
+    """Raise InputError where `folder` is a model or adapter of a run or checkpoint, and not as it was written.
 
     Its card may have been changed. Hashes the weights.
     """
-    owner = folder.absolute().parent
-    if folder.name != "model":
+    owner, part = folder.absolute().parent, f"{folder.name}/"
+    if part not in _MODELS:
         damage = ""
     elif (owner / "state.json").is_file():
-        damage = files.find_damage(owner, below=_MODEL)
+        damage = files.find_damage(owner, below=part)
     else:
-        own = {name: entry for name, entry in _noted(owner).items() if name.startswith(_MODEL)}
-        own.pop(f"{_MODEL}README.md", None)
+        own = {name: entry for name, entry in _noted(owner).items() if name.startswith(part)}
+        own.pop(f"{part}README.md", None)
         damage = next(iter(files.find_differences(owner, own)), "")
     if damage:
         raise InputError(f"{damage}: restore it from a copy; of a model that you changed yourself, name a copy.")

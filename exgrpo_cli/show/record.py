@@ -279,7 +279,7 @@ def response_texts(run: Path, source: str, trajectory_ids: Sequence[int]) -> dic
     The tokenizer is that of the run's model, before the end that of a checkpoint, before the first one that of the
     backbone's `source` where this is a folder. Raises InputError for a damaged tokenizer file or an unknown trajectory.
     """
-    checkpoints = sorted((run / "checkpoints").glob(f"step-*/model/{TOKENIZER_FILE}"), reverse=True)
+    checkpoints = sorted((run / "checkpoints").glob(f"step-*/[ma]*/{TOKENIZER_FILE}"), reverse=True)
     places = [run / "model" / TOKENIZER_FILE, *checkpoints, Path(source) / TOKENIZER_FILE]
     path = next((path for path in places if path.is_file()), None)
     if path is None or not trajectory_ids:

@@ -1,6 +1,7 @@
 """Everything a resume needs, in one folder that appears only when it is complete, and which one a resumed run takes.
 
-`checkpoints/step-000050/` holds `policy/` (weights, optimizer), `model/` (a Hugging Face folder of the same weights),
+`checkpoints/step-000050/` holds `policy/` (weights, optimizer), `model/` (a Hugging Face folder of the same weights,
+where an adapter is trained `adapter/` instead),
 `state.json` (loop state, stream position, generators) and `manifest.json` (size and checksum of each file). `latest`
 and `best` are files that name a folder. What a resumed run will read is checked before its folder is changed.
 """
@@ -19,6 +20,7 @@ from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.ledger.reader import whole_until
 from exgrpo_cli.ledger.schemas import IDENTITY_FILE
+from exgrpo_cli.models.adapters import Base, export_adapter
 from exgrpo_cli.models.export import export_model
 from exgrpo_cli.runs import folder as run_folder
 from exgrpo_cli.runs.result import has_ended
@@ -59,7 +61,8 @@ def save_checkpoint(checkpoints: Path, parts: Parts, state: RunState, *, keep: i
         with run_folder.writing(checkpoints / name):
             partial = parts.ranks.from_main(lambda: files.begin_folder(checkpoints / name))
             parts.policy.save(partial / "policy")
-            export_weights(parts, partial / "model")
+            if not save_adapter(parts, partial / "adapter"):
+                export_weights(parts, partial / "model")
             parts.ranks.from_main(complete)
     except RunError:
         files.remove_partials(checkpoints)
@@ -68,12 +71,22 @@ def save_checkpoint(checkpoints: Path, parts: Parts, state: RunState, *, keep: i
 
 def export_weights(parts: Parts, folder: Path, *, card: str | None = None) -> None:
     """Write the current weights as a Hugging Face folder; every rank takes part, rank 0 writes."""
-    backbone, weights = parts.backbone, parts.policy.named_weights() if parts.policy.is_sharded else None
+    backbone, policy = parts.backbone, parts.policy
+    weights = policy.named_weights() if policy.is_sharded or policy.base else None
     if parts.ranks.is_main:
         export_model(backbone.model, backbone.tokenizer, folder, eos_ids=backbone.eos_ids, card=card, weights=weights)
-    else:
+    elif policy.is_sharded:
         # Gathering a weight takes all ranks.
         collections.deque(weights or (), maxlen=0)
+
+
+def save_adapter(parts: Parts, folder: Path) -> bool:
+    """Write the adapter with what it belongs to, on rank 0; whether one is trained at all."""
+    config, policy = parts.config, parts.policy
+    if policy.base and parts.ranks.is_main:
+        base = Base(backbone=config.backbone, tiny=config.tiny, fingerprint=policy.base)
+        export_adapter(policy.model, parts.backbone.tokenizer, folder, base)
+    return bool(policy.base)
 
 
 def load_checkpoint(folder: Path, parts: Parts) -> RunState:

@@ -26,7 +26,7 @@ from exgrpo_cli.runs.result import RESULT_FILE, Ending, write_result
 from exgrpo_cli.runs.watchdog import TimeLimit, Watchdog
 from exgrpo_cli.show.statistics import save_all
 from exgrpo_cli.studies.measure import measure
-from exgrpo_cli.training.checkpoint import export_weights, save_checkpoint
+from exgrpo_cli.training.checkpoint import export_weights, save_adapter, save_checkpoint
 from exgrpo_cli.training.loop import run_step
 from exgrpo_cli.training.metrics import Clock, ask_heldout, ask_trained, score_text, validation_metrics
 from exgrpo_cli.training.setup import setup_run, take_device
@@ -217,6 +217,7 @@ def finish(run: ActiveRun) -> dict[str, Any]:
                 ask_trained(run, f"after {state.step} steps")
             with run.timed("export"), writing(folder.model):
                 export_run_model(run, after)
+                save_adapter(parts, folder.path / "adapter")
             run.count_wall_time()
             with run.phase("closing"):
                 summary = summarise(run, after)

@@ -17,6 +17,7 @@ from exgrpo_cli.base.reporter import Reporter
 from exgrpo_cli.base.versions import describe_machine
 from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.engines.generators import Generator, RankedGenerator
+from exgrpo_cli.engines.lora import plain_copy
 from exgrpo_cli.engines.policy.adamw import torch_policy
 from exgrpo_cli.engines.policy.policy import Policy
 from exgrpo_cli.grading import GradingPool
@@ -207,8 +208,9 @@ def make_engines(
 ) -> tuple[Policy, Generator]:
     """The training engine with the run's objective and optimizer, and a Generator for `prompts`.
 
-    `hf` shares the policy's module, but for a copy where ZeRO stage 3 will empty that; `vllm` holds weights of its own.
-    Raises InputError when an engine is not installed, or a prompt and its response exceed the backbone's window.
+    `hf` shares the policy's module, but for a copy where ZeRO stage 3 will empty that, or of what an adapter changes;
+    `vllm` holds weights of its own. Raises InputError when an engine is not installed, a prompt and its response exceed
+    the backbone's window, or the backbone cannot have the adapter.
     """
     config, sampled = plan.config, backbone
     make: Callable[..., Policy] = torch_policy
@@ -218,6 +220,8 @@ def make_engines(
         make = deepspeed_policy
         if config.optim.zero_stage == 3 and config.rollout.engine == "hf":
             sampled = replace(backbone, model=copy.deepcopy(backbone.model))
+    if config.lora.rank > 0 and config.rollout.engine == "hf":
+        sampled = replace(backbone, model=plain_copy(backbone.model))
     policy = make(
         backbone.model,
         temperature=config.rollout.temperature,
@@ -225,6 +229,8 @@ def make_engines(
         optim=config.optim,
         gradient_checkpointing=config.backbone.gradient_checkpointing,
         ranks=ranks,
+        lora=config.lora,
+        seed=config.run.seed,
     )
     generator = _local_generator(plan, sampled, prompts, device)
     if ranks.world_size > 1:

@@ -112,7 +112,7 @@ def test_every_option_has_help(name):
         (["train", "--reward-function", "math"], "Did you mean --set grading.grader=...?"),
         (["train", "--num-generations", "8"], "Did you mean --set rollout.group_size=...?"),
         (["train", "--epochs=3"], "Did you mean --steps?"),
-        (["train", "--lora", "8"], "No such option: --lora. All weights are trained, there is no LoRA. See"),
+        (["train", "--lora", "8"], "No such option: --lora. Did you mean --set lora.rank=...? See"),
         (["evaluate", "--dataset", "x"], "Did you mean --data?"),
         (["presets", "exgrop"], "unknown preset 'exgrop'. Did you mean 'exgrpo'?"),
     ],

@@ -20,9 +20,11 @@ from two_ranks import TORCHRUN, agents, free_port, two_ranks
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.config.sections.run import OptimSettings
+from exgrpo_cli.config.sections.run import LoraSettings, OptimSettings
 from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.machine.memory import Shape, memory_plan
+
+ALL_WEIGHTS = LoraSettings()
 
 
 def deepspeed_launcher() -> tuple[str, ...]:
@@ -32,19 +34,20 @@ def deepspeed_launcher() -> tuple[str, ...]:
 
 
 @pytest.mark.engines
-@pytest.mark.parametrize("stage", [2, 3])
-def test_two_sharded_processes_train_as_one_plain_one(stage: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stage", "rank"), [(2, -1), (3, -1), (2, 3)])
+def test_two_sharded_processes_train_as_one_plain_one(stage: int, rank: int, tmp_path: Path) -> None:
     """The change of the parameters after 5 updates agrees within 1e-3; after 4 of them it would not.
 
-    Stage 2 is started by torchrun, stage 3 by DeepSpeed's own launcher.
+    Stage 2 is started by torchrun, stage 3 by DeepSpeed's own launcher; stage 2 trains an adapter as well.
     """
-    done = two_ranks(f"zero{stage}-float32", tmp_path, TORCHRUN if stage == 2 else deepspeed_launcher())
+    job = f"{'lora' if rank > 0 else 'zero'}{stage}-float32"
+    done = two_ranks(job, tmp_path, TORCHRUN if stage == 2 else deepspeed_launcher())
     assert done.returncode == 0, done.stderr
     results = torch.load(tmp_path / "results.pt", weights_only=False)
     scores = build_policy(build_model(torch.float32)).score(sequences())
     for ours, theirs in zip(scores, results["scores"], strict=True):
         np.testing.assert_allclose(theirs.logprobs, ours.logprobs, atol=1e-5)
-    gaps, _ = gaps_to_the_plain_policy(results, torch.float32)
+    gaps, _ = gaps_to_the_plain_policy(results, torch.float32, LoraSettings(rank=rank, learning_rate_factor=1.0))
     assert gaps[-1] < 1e-3 and gaps[-2] > 1e-2
     saved_loaded_refused_and_skipped(results)
 
@@ -65,14 +68,16 @@ def test_stage_1_of_a_bfloat16_model(tmp_path: Path) -> None:
     saved_loaded_refused_and_skipped(results)
 
 
-def gaps_to_the_plain_policy(results: dict[str, Any], dtype: torch.dtype) -> tuple[list[float], list[float]]:
+def gaps_to_the_plain_policy(
+    results: dict[str, Any], dtype: torch.dtype, lora: LoraSettings = ALL_WEIGHTS
+) -> tuple[list[float], list[float]]:
     """How far from the plain policy's weights after 5 updates each update's were, relative to the change of those; and
     the plain policy's gradient norms."""
     model = build_model(dtype)
     before = {name: weight.clone().float() for name, weight in model.state_dict().items()}
-    policy = build_policy(model, optim=OptimSettings(learning_rate=1e-3))
+    policy = build_policy(model, optim=OptimSettings(learning_rate=1e-3), lora=lora)
     norms = [policy.update(minibatch()).grad_norm for _ in range(5)]
-    after = {name: weight.float() for name, weight in model.state_dict().items()}
+    after = {name: weight.float() for name, weight in policy.named_weights()}
 
     def distance(weights: dict[str, torch.Tensor]) -> float:
         assert weights.keys() == after.keys()
@@ -109,13 +114,22 @@ ALL_AT_ONCE = (
 )  # fmt: skip
 
 
+ADAPTED = (
+    "optim.zero_stage=2", "backbone.dtype=bfloat16", "backbone.gradient_checkpointing=true",
+    "objective.kl_coefficient=0.01", "lora.rank=4",
+)  # fmt: skip
+
+
 def train(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "exgrpo_cli", "train", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.engines
-@pytest.mark.parametrize(("settings", "stopped_by"), [(OFFLOADED, signal.SIGKILL), (ALL_AT_ONCE, signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("settings", "stopped_by"),
+    [(OFFLOADED, signal.SIGKILL), (ALL_AT_ONCE, signal.SIGINT), (ADAPTED, signal.SIGINT)],
+)
 def test_a_run_of_two_ranks_stopped_and_resumed(small_config, tmp_path, settings, stopped_by) -> None:
     """After a Ctrl-C the command says how to go on; when it is killed its ranks save and stop all the same."""
     file, run = tmp_path / "settings.toml", tmp_path / "run"

@@ -46,6 +46,7 @@ def journal(run: Path) -> list[dict[str, Any]]:
     [
         ("exgrpo", ("objective.kl_coefficient=0.1", "backbone.gradient_checkpointing=true")),
         ("headroom-drift", ("optim.offload_during_rollouts=true", "replay.max_drift=10")),
+        ("exgrpo", ("lora.rank=4", "objective.kl_coefficient=0.1", "optim.offload_during_rollouts=true")),
     ],
 )
 def test_a_run_replays_and_resumes_after_a_kill(method, settings, small_config, tmp_path) -> None:
@@ -61,7 +62,8 @@ def test_a_run_replays_and_resumes_after_a_kill(method, settings, small_config, 
     again = on_device("-m", "simulated_device", "train", "--resume", "--output", str(cut), "--quiet")
     assert again.wait(timeout=250) == 0
     assert journal(cut) == lines
-    for name in ("model.safetensors", "config.json"):
+    (weights,) = (whole / "model").glob("*.safetensors")
+    for name in (weights.name, "config.json"):
         assert (cut / "model" / name).read_bytes() == (whole / "model" / name).read_bytes()
 
 
@@ -83,8 +85,9 @@ def figures() -> dict[str, Any]:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_memory_is_planned_within_a_tenth_of_what_is_alive(dtype, checkpointing, figures) -> None:
-    phases = figures[f"memory-{dtype}-{checkpointing}"]
+@pytest.mark.parametrize("rank", [-1, 8])
+def test_memory_is_planned_within_a_tenth_of_what_is_alive(dtype, checkpointing, rank, figures) -> None:
+    phases = figures[f"memory-{dtype}-{checkpointing}-{rank}"]
     assert set(phases) == {"rollouts", "scoring", "update"}
     for phase, (planned, alive) in phases.items():
         assert 0.9 <= planned / alive <= 1.1, (phase, planned, alive)

@@ -23,6 +23,7 @@ from exgrpo_cli.base.types import RolloutRequest, SamplingParams, TokenSequence
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.sections.run import OptimSettings
 from exgrpo_cli.engines.hf.generator import DecodeBatch, HFGenerator
+from exgrpo_cli.engines.lora import plain_copy
 from exgrpo_cli.machine.memory import memory_plan, shape_of
 
 TOKENS = 40
@@ -72,7 +73,7 @@ def counting(calls: "Counter[str]") -> Iterator[None]:
         yield
 
 
-def memory(device: torch.device, dtype: str, *, checkpointing: bool) -> dict[str, tuple[int, int]]:
+def memory(device: torch.device, dtype: str, *, checkpointing: bool, rank: int) -> dict[str, tuple[int, int]]:
     """Planned bytes, and the most that was alive, of each phase of a second step: 4 questions, 8 rollouts each.
 
     Rows are short and no head shares its keys: torch has no fused attention for this device, and what it keeps in its
@@ -88,6 +89,7 @@ def memory(device: torch.device, dtype: str, *, checkpointing: bool) -> dict[str
             f"backbone.dtype={dtype}", f"backbone.gradient_checkpointing={str(checkpointing).lower()}",
             f"data.max_prompt_tokens={prompt}", 'data.heldout=none', f"rollout.max_response_tokens={response}",
             f"rollout.questions_per_step={questions}", "optim.minibatches=1", "optim.microbatch_tokens=256",
+            f"lora.rank={rank}",
         ]
     )  # fmt: skip
     shape = shape_of(config)
@@ -97,8 +99,9 @@ def memory(device: torch.device, dtype: str, *, checkpointing: bool) -> dict[str
     gc.collect()
     before = counted.live_bytes
     model = Qwen2ForCausalLM(config).to(getattr(torch, dtype)).to(device)
-    optim = OptimSettings(microbatch_tokens=256)
-    policy = build_policy(model, optim=optim, microbatch_tokens=256, gradient_checkpointing=checkpointing)
+    sampled, optim = plain_copy(model) if rank > 0 else model, OptimSettings(microbatch_tokens=256)
+    chosen = {"optim": optim, "microbatch_tokens": 256, "gradient_checkpointing": checkpointing, "lora": settings.lora}
+    policy = build_policy(model, **chosen)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 1000, prompt).astype(np.int32) for _ in range(questions)]
     asked = [RolloutRequest(question_id=str(n), prompt_ids=own, seeds=tuple(range(8))) for n, own in enumerate(prompts)]
@@ -115,7 +118,7 @@ def memory(device: torch.device, dtype: str, *, checkpointing: bool) -> dict[str
     batch = minibatch(rows=training, num_rollouts=len(rows), max_response_tokens=response)
     # Optimizer state is there from the first update on.
     policy.update(batch)
-    generator = HFGenerator(model, max_rows=512, eos_ids=())
+    generator = HFGenerator(sampled, max_rows=512, eos_ids=())
     params = SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=response)
     phases = {
         "rollouts": (plan.peaks["rollouts"] - packed, lambda: generator.generate(asked, params)),
@@ -165,7 +168,9 @@ def main() -> None:
         }
     for dtype in ("float32", "bfloat16"):
         for checkpointing in (False, True):
-            figures[f"memory-{dtype}-{checkpointing}"] = memory(device, dtype, checkpointing=checkpointing)
+            for rank in (-1, 8):
+                name = f"memory-{dtype}-{checkpointing}-{rank}"
+                figures[name] = memory(device, dtype, checkpointing=checkpointing, rank=rank)
     print(json.dumps(figures))
 
 

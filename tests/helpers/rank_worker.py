@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,21 @@ from transformers import PreTrainedModel
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
-from exgrpo_cli.config.sections.run import OptimSettings
+from exgrpo_cli.config.sections.run import LoraSettings, OptimSettings
 from exgrpo_cli.engines.policy.policy import Policy
 from exgrpo_cli.ranks import RANK_TIMEOUT, Ranks
 
+ALL_WEIGHTS = LoraSettings()
+ADAPTER = LoraSettings(rank=3, learning_rate_factor=1.0)
 
-def torch_update(ranks: Ranks, folder: Path) -> None:
+
+def torch_update(ranks: Ranks, folder: Path, **settings: Any) -> None:
     """Scores and one update whose change of the weights is the gradient itself."""
     from small_policy import build_model, build_policy, minibatch, sequences, weights
 
     model = build_model()
+    policy = build_policy(model, ranks=ranks, **settings)
     before = weights(model)
-    policy = build_policy(model, ranks=ranks)
     scores = policy.score(sequences())
     report = policy.update(minibatch())
     change = weights(model) - before
@@ -34,21 +38,26 @@ def torch_update(ranks: Ranks, folder: Path) -> None:
         pickle.dump((scores, report, change), out)
 
 
-def sharded(model: PreTrainedModel, ranks: Ranks, stage: int, **bounds: float) -> Policy:
+def sharded(
+    model: PreTrainedModel, ranks: Ranks, stage: int, lora: LoraSettings = ALL_WEIGHTS, **bounds: float
+) -> Policy:
     from small_policy import TEMPERATURE
 
     from exgrpo_cli.engines.policy.deepspeed import deepspeed_policy
 
     optim = OptimSettings(learning_rate=1e-3, zero_stage=stage, **bounds)
-    return deepspeed_policy(model, temperature=TEMPERATURE, objective=ObjectiveSettings(), optim=optim, ranks=ranks)
+    objective = ObjectiveSettings()
+    return deepspeed_policy(model, temperature=TEMPERATURE, objective=objective, optim=optim, ranks=ranks, lora=lora)
 
 
-def deepspeed_updates(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype) -> None:
+def deepspeed_updates(
+    ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype, lora: LoraSettings = ALL_WEIGHTS
+) -> None:
     """Five updates at learning rate 1e-3; then saved, loaded into another policy and updated once more."""
     from small_policy import build_model, minibatch, sequences
 
     def policy(**bounds: float) -> Policy:
-        return sharded(build_model(dtype), ranks, stage, microbatch_tokens=24, **bounds)
+        return sharded(build_model(dtype), ranks, stage, lora, microbatch_tokens=24, **bounds)
 
     def taken(policy: Policy) -> dict[str, torch.Tensor]:
         return {name: weight.clone() for name, weight in policy.named_weights()}
@@ -170,10 +179,11 @@ def main(job: str, folder: Path) -> None:
             recorded_run(ranks, folder)
             return
         ranks.connect(torch.device("cpu"), RANK_TIMEOUT)
-        if job == "torch":
-            torch_update(ranks, folder)
-        elif sharding := re.fullmatch(r"(zero|memory)(\d)-(\w+)", job):
-            work = {"zero": deepspeed_updates, "memory": deepspeed_memory}[sharding[1]]
+        if job.startswith("torch"):
+            torch_update(ranks, folder, **({"lora": ADAPTER} if job == "torch-lora" else {}))
+        elif sharding := re.fullmatch(r"(zero|memory|lora)(\d)-(\w+)", job):
+            adapted = partial(deepspeed_updates, lora=ADAPTER)
+            work = {"zero": deepspeed_updates, "memory": deepspeed_memory, "lora": adapted}[sharding[1]]
             work(ranks, folder, int(sharding[2]), getattr(torch, sharding[3]))
         elif job == "store":
             store_exchanges(ranks, folder)

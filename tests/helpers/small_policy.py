@@ -68,3 +68,28 @@ def minibatch(**settings: object) -> MiniBatch:
 
 def weights(model: PreTrainedModel) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def full_logits_scores(model: PreTrainedModel, sequence: TokenSequence) -> tuple[Tensor, Tensor]:
+    ids = torch.from_numpy(np.concatenate([sequence.prompt_ids, sequence.response_ids]).astype(np.int64))
+    logits = model(input_ids=ids[None]).logits[0, len(sequence.prompt_ids) - 1 : -1]
+    logprobs = torch.log_softmax(logits / TEMPERATURE, -1)
+    targets = ids[len(sequence.prompt_ids) :]
+    return logprobs[torch.arange(len(targets)), targets], -(logprobs.exp() * logprobs).sum(-1)
+
+
+def slow_loss(model: PreTrainedModel, batch: MiniBatch, entropy_coefficient: float = 0.0) -> Tensor:
+    """The objective written out once more, row by row."""
+    policy, entropy, num_tokens = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64), 0
+    for row in batch.rows:
+        logprobs, entropies = full_logits_scores(model, row.sequence)
+        ratio = (logprobs - torch.from_numpy(row.behaviour_logprobs)).exp()
+        if row.replayed:
+            gain = row.advantage * ratio / (ratio + 0.1)
+        elif batch.clip:
+            gain = torch.minimum(row.advantage * ratio, row.advantage * ratio.clamp(0.8, 1.2))
+        else:
+            gain = row.advantage * ratio
+        policy = policy - gain.sum() / (batch.num_rollouts * batch.max_response_tokens)
+        entropy, num_tokens = entropy + entropies.sum(), num_tokens + len(entropies)
+    return policy - entropy_coefficient * entropy / num_tokens

@@ -11,7 +11,7 @@ import torch
 
 from exgrpo_cli.base.types import Rollout, RolloutRequest, TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
-from exgrpo_cli.config.sections.run import BackboneSettings, OptimSettings
+from exgrpo_cli.config.sections.run import BackboneSettings, LoraSettings, OptimSettings
 from exgrpo_cli.engines.policy.adamw import torch_policy
 from exgrpo_cli.engines.policy.policy import Policy
 from exgrpo_cli.models.load import load_folder
@@ -27,7 +27,7 @@ MARKS = [
 
 @contextmanager
 def opened(
-    folder: Path, prompt: np.ndarray, *, dtype: str = "float32", temperature: float = 0.8, **sizes: int
+    folder: Path, prompt: np.ndarray, *, dtype: str = "float32", temperature: float = 0.8, rank: int = -1, **sizes: int
 ) -> Iterator[tuple[Policy, Any]]:
     """The two, synced once; `prompt` is that of the canary, and `sizes` are `max_tokens` and `max_rows`."""
     from exgrpo_cli.engines.vllm.generator import VLLMGenerator, VLLMSettings
@@ -35,7 +35,8 @@ def opened(
 
     precision = BackboneSettings(dtype=dtype)
     backbone = load_folder(folder, torch.device("cpu"), precision)
-    policy = torch_policy(backbone.model, temperature=temperature, objective=ObjectiveSettings(), optim=OptimSettings())
+    parts = {"objective": ObjectiveSettings(), "optim": OptimSettings(), "lora": LoraSettings(rank=rank)}
+    policy = torch_policy(backbone.model, temperature=temperature, **parts)
     settings = VLLMSettings(folder=folder, backbone=precision, device="cpu", **sizes)
     generator = VLLMGenerator(settings, eos_ids=backbone.eos_ids, canary=(canary_of(prompt), temperature))
     try:

@@ -10,8 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from exgrpo_cli.algo import logprobs
 from exgrpo_cli.base.types import TokenSequence
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.config.sections.run import BackboneSettings, TinySettings
+from exgrpo_cli.config.sections.run import BackboneSettings, LoraSettings, TinySettings
 from exgrpo_cli.engines.causal_lm import split_causal_lm
+from exgrpo_cli.engines.lora import adapt
 from exgrpo_cli.engines.policy.packing import pack, response_hidden
 from exgrpo_cli.machine import memory
 from exgrpo_cli.machine.memory import (
@@ -62,10 +63,13 @@ def test_the_tiny_shape_a_folder_and_an_uncached_hub_id(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("prompt", "response", "model_type", "dtype"),
-    [(64, 24, "qwen2", "float32"), (8, 100, "llama", "float32"), (8, 100, "qwen2", "bfloat16")],
+    ("prompt", "response", "model_type", "dtype", "rank"),
+    [
+        *((64, 24, "qwen2", "float32", -1), (8, 100, "llama", "float32", -1), (8, 100, "qwen2", "bfloat16", -1)),
+        *((64, 24, "qwen2", "float32", 8), (8, 100, "qwen2", "bfloat16", 8)),
+    ],
 )
-def test_activations_of_packed_rows_are_what_autograd_keeps(prompt, response, model_type, dtype):
+def test_activations_of_packed_rows_are_what_autograd_keeps(prompt, response, model_type, dtype, rank):
     """Four groups of 8: a prompt is packed once for its rows, and gathered for each, where it is long as keys alone.
 
     Bytes that one more decoder layer makes autograd keep, weights aside, against the plan. Pads are what is left: 2 %.
@@ -77,6 +81,8 @@ def test_activations_of_packed_rows_are_what_autograd_keeps(prompt, response, mo
     for layers in (1, 2):
         model = AutoModelForCausalLM.from_config(_small_config(model_type, layers), dtype=getattr(torch, dtype))
         parts = split_causal_lm(model)
+        if rank > 0:
+            adapt(model, LoraSettings(rank=rank), 0)
         batch = pack(rows, torch.device("cpu"))
         kept.append(_bytes_for_backward(model, lambda parts=parts, batch=batch: response_hidden(parts.body, batch)))
     settings = [
@@ -84,6 +90,7 @@ def test_activations_of_packed_rows_are_what_autograd_keeps(prompt, response, mo
         f"rollout.max_response_tokens={response}",
         "rollout.group_size=8",
         f"backbone.dtype={dtype}",
+        f"lora.rank={rank}",
     ]
     shape = shape_of(_small_config(model_type, layers=2))
     planned = layer_bytes(shape, build_config(assignments=settings), 1, prompt + response)
@@ -142,6 +149,23 @@ def test_parts_of_a_small_plan_by_hand():
     assert plan.peaks["update"] == plan.peaks["scoring"] + plan.gradients + plan.activations
     assert plan.peak == max(plan.peaks["update"], plan.peaks["rollouts"])
     assert plan.peaks["asleep"] == plan.peaks["sync"] == resident
+
+
+def test_parts_of_a_small_plan_with_an_adapter_by_hand():
+    """Rank 2 on two layers: q and o are 8 x 8, k and v 8 x 4, gate, up and down 8 x 16; in bfloat16, with a KL penalty.
+
+    Beside the model stand the adapter and, where hf samples, what it changes; no copy is the reference."""
+    asked = ["lora.rank=2", "backbone.dtype=bfloat16", "objective.kl_coefficient=0.1"]
+    trained = 2 * 2 * (2 * (8 + 8) + 2 * (8 + 4) + 3 * (8 + 16))
+    linear = 2 * (2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 16)
+    plan = memory_plan(SMALL, build_config(assignments=asked), gpus=1)
+    assert (plan.weights, plan.gradients, plan.optimizer) == (2 * (1000 + trained + linear), 4 * trained, 12 * trained)
+    sharded = memory_plan(
+        SMALL, build_config(assignments=[*asked, "optim.engine=deepspeed", "rollout.engine=vllm"]), gpus=4
+    )
+    assert (sharded.weights, sharded.optimizer) == (2 * (1000 + trained), 12 * trained // 4)
+    two = memory_plan(SMALL, build_config(assignments=[*asked, "lora.targets=q_proj,down_proj"]), gpus=1)
+    assert two.gradients == 4 * 2 * 2 * ((8 + 8) + (16 + 8))
 
 
 @pytest.mark.parametrize(

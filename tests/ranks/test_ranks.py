@@ -17,6 +17,7 @@ from small_policy import build_model, build_policy, minibatch, sequences, weight
 from two_ranks import agents, two_ranks
 
 from exgrpo_cli.algo.batching import rank_shares
+from exgrpo_cli.config.sections.run import LoraSettings
 from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ranks import ALONE
@@ -33,12 +34,13 @@ def test_shares_keep_prompts_together_and_have_as_many_tokens() -> None:
 
 
 @pytest.mark.engines
-def test_two_processes_have_the_scores_and_the_gradient_of_one(tmp_path: Path) -> None:
-    done = two_ranks("torch", tmp_path)
+@pytest.mark.parametrize("rank", [-1, 3])
+def test_two_processes_have_the_scores_and_the_gradient_of_one(rank: int, tmp_path: Path) -> None:
+    done = two_ranks("torch-lora" if rank > 0 else "torch", tmp_path)
     assert done.returncode == 0, done.stderr
     model = build_model()
+    alone = build_policy(model, lora=LoraSettings(rank=rank, learning_rate_factor=1.0))
     before = weights(model)
-    alone = build_policy(model)
     scores = alone.score(sequences())
     report = alone.update(minibatch())
     change = weights(model) - before

@@ -21,6 +21,7 @@ from exgrpo_cli.config.sections import (
     setting,
 )
 
+_FULL = Needs("all weights are trained", rank=SET)
 Budget = Literal["steps", "generated", "trained", "seconds"]
 BUDGET_STEPS = 4
 """Most steps of a run with another budget, as a multiple of `run.steps`: what hardly spends anything ends too."""
@@ -135,6 +136,24 @@ class TinySettings:
         require(head_size % 2 == 0, "tiny.num_heads", self.num_heads, bound)
         bound = f"a number that divides tiny.num_heads = {self.num_heads}"
         require(self.num_heads % max(self.num_kv_heads, 1) == 0, "tiny.num_kv_heads", self.num_kv_heads, bound)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraSettings:
+    """LoRA: an adapter of low rank is trained in place of all weights, where `rank` is given (extra `lora`)."""
+
+    rank: int = setting(
+        -1, Bound(lambda r: r == -1 or 1 <= r <= 1024, "1 to 1024, or leave it out to train all weights")
+    )
+    """Rank r of the adapter; without one all weights are trained."""
+    alpha: int = setting(32, POSITIVE, _FULL)
+    """An adapted weight is W + alpha / r x B A. With one alpha the best learning rate hardly depends on the rank."""
+    targets: str = setting("all-linear", needs=_FULL)
+    """Layers that are adapted: all linear ones but the head, or their names, such as `q_proj,v_proj`."""
+    dropout: float = setting(0.0, Bound(lambda share: share == 0, "0.0: dropout makes importance ratios random"), _FULL)
+    """Training refuses anything but 0: the ratios of a policy with dropout are random."""
+    learning_rate_factor: float = setting(10.0, POSITIVE, _FULL)
+    """The adapter's learning rate as a multiple of `optim.learning_rate`, which is meant for all weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

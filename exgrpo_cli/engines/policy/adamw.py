@@ -20,6 +20,7 @@ from exgrpo_cli.algo.cpu import use_fast_matmuls
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.config.sections.run import OptimSettings
 from exgrpo_cli.engines.causal_lm import CausalLM
+from exgrpo_cli.engines.lora import adapter_weights, merged_weights
 from exgrpo_cli.engines.policy.packing import PackedBatch, packed_scores
 from exgrpo_cli.engines.policy.policy import Policy, reading_file
 from exgrpo_cli.ranks import Ranks
@@ -116,7 +117,7 @@ class AdamWStepper:
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Policy.named_weights`."""
-        yield from self._model.state_dict().items()
+        return merged_weights(self._model)
 
     def save(self, folder: Path) -> None:
         """Write weights and optimizer state into `folder`, which is created; rank 0 writes.
@@ -172,7 +173,10 @@ class AdamWStepper:
         return [*(master for _, master in self._copies), *moments]
 
     def _stored(self) -> dict[str, Tensor]:
-        """Masters of trainable weights, frozen weights and buffers; tied ones under their first name."""
+        """Masters of trainable weights, frozen weights and buffers; tied ones under their first name. Of an adapted
+        model the adapter's alone."""
+        if adapter_weights(self._model):
+            return self._masters
         parameters = dict(self._model.named_parameters(remove_duplicate=False))
         buffers = {name: buffer for name, buffer in self._model.state_dict().items() if name not in parameters}
         return {**dict(self._model.named_parameters()), **self._masters, **buffers}

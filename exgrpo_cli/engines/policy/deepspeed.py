@@ -32,6 +32,7 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.versions import install_command
 from exgrpo_cli.config.sections.run import OptimSettings
 from exgrpo_cli.engines.causal_lm import CausalLM
+from exgrpo_cli.engines.lora import merged_weights
 from exgrpo_cli.engines.policy.adamw import build_adamw, skip_reason
 from exgrpo_cli.engines.policy.packing import PackedBatch, response_hidden
 from exgrpo_cli.engines.policy.policy import Policy
@@ -84,6 +85,7 @@ class ZeroStepper:
         self._optim = optim
         self._checkpointing = checkpointing
         self._num_ranks = ranks.world_size
+        self._is_whole = all(weight.requires_grad for weight in parts.model.parameters())
         os.environ.setdefault("LOCAL_RANK", "0")
         if not dist.is_initialized():
             # DeepSpeed wants a process group also where there is one process.
@@ -128,6 +130,9 @@ class ZeroStepper:
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Policy.named_weights`; under stage 3 all ranks must iterate, each weight being gathered."""
+        if not self.is_sharded:
+            yield from merged_weights(self._model)
+            return
         parameters = dict(self._model.named_parameters(remove_duplicate=False))
         for name, buffer in self._model.state_dict().items():
             held = parameters.get(name)
@@ -135,9 +140,9 @@ class ZeroStepper:
                 yield name, buffer if held is None else held.data
 
     def save(self, folder: Path) -> None:
-        """Every rank writes its shards, so all hosts must see `folder`."""
+        """Every rank writes its shards, so all hosts must see `folder`; frozen weights are left out."""
         with without_prints():
-            self.engine.save_checkpoint(str(folder), tag=TAG)
+            self.engine.save_checkpoint(str(folder), tag=TAG, exclude_frozen_parameters=True)
 
     def load(self, folder: Path, saved: dict[str, Any]) -> None:
         """Raises InputError when the shards were written by another number of ranks or at another stage."""
@@ -149,7 +154,7 @@ class ZeroStepper:
                     f"{folder.parent / 'model'} and --replay-from this one."
                 )
         with without_prints():
-            self.engine.load_checkpoint(str(folder), tag=TAG)
+            self.engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=self._is_whole)
 
 
 class _TiledHead(nn.Module):

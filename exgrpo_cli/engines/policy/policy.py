@@ -10,7 +10,7 @@ Axes: tokens = response tokens of a micro-batch, one row after the other.
 import copy
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -34,11 +34,12 @@ from exgrpo_cli.algo.objective import (
     micro_batch_loss,
     objective_sums,
 )
-from exgrpo_cli.base.errors import InputError, first_line
+from exgrpo_cli.base.errors import InputError, RunError, first_line
 from exgrpo_cli.base.types import TokenScores, TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
-from exgrpo_cli.config.sections.run import OptimSettings
+from exgrpo_cli.config.sections.run import LoraSettings, OptimSettings
 from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm, to_device, use_attention
+from exgrpo_cli.engines.lora import adapt, adapter_off, fingerprint
 from exgrpo_cli.engines.policy import packing
 from exgrpo_cli.ranks import ALONE, Ranks
 
@@ -113,17 +114,26 @@ class Policy:
         optim: OptimSettings,
         gradient_checkpointing: bool = False,
         ranks: Ranks = ALONE,
+        lora: LoraSettings = LoraSettings(),
+        seed: int = 0,
     ) -> None:
-        """With a KL coefficient above 0 the reference is a frozen copy of `model` as given here: build the policy from
-        the initial weights, then `load` a checkpoint. Raises InputError where the model is unsuitable
-        (`split_causal_lm`, `prove_packing`).
+        """With a KL coefficient above 0 the reference is a frozen copy of `model` as given here, or the model with its
+        adapter off: build the policy from the initial weights, then `load` a checkpoint. `seed` begins an adapter.
+        Raises InputError where the model is unsuitable (`split_causal_lm`, `prove_packing`, `adapt`).
         """
         self._parts = split_causal_lm(model)
         packing.prove_packing(self._parts)
         self._reference: CausalLM | None = None
         """The frozen model of the KL penalty."""
+        self.base = 0
+        """Fingerprint of the frozen weights below an adapter; 0 without one."""
+        if lora.rank > 0:
+            self.base = fingerprint(model)
+            adapt(model, lora, seed)
+        self._rate_factor = lora.learning_rate_factor if self.base else 1.0
         if objective.kl_coefficient:
-            self._reference = split_causal_lm(copy.deepcopy(model).eval().requires_grad_(False))
+            frozen = None if self.base else copy.deepcopy(model).eval().requires_grad_(False)
+            self._reference = split_causal_lm(frozen) if frozen else self._parts
         model.eval()
         if gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -169,7 +179,7 @@ class Policy:
         position: float = self.num_updates
         if batch.progress is not None:
             position = batch.progress * self._optim.horizon * self._optim.minibatches
-        learning_rate = learning_rate_at(self._optim, position)
+        learning_rate = self._rate_factor * learning_rate_at(self._optim, position)
         grad_norm, skipped = self._stepper.step(learning_rate)
         self.num_updates += 1
         self.weight_version += not skipped
@@ -199,13 +209,15 @@ class Policy:
         self._stepper.save(folder)
         if self._ranks.is_main:
             counters = {name: getattr(self, name) for name in _COUNTERS}
-            (folder / STATE_FILE).write_text(json.dumps(self._stepper.layout | counters) + "\n")
+            (folder / STATE_FILE).write_text(json.dumps(self._stepper.layout | counters | {"base": self.base}) + "\n")
 
     def load(self, folder: Path) -> None:
         """Go on from what `save` wrote, in place; raises RunError or InputError where it fits another model."""
         with reading_file(folder / STATE_FILE):
             saved = dict(json.loads((folder / STATE_FILE).read_text()))
             counters = {name: int(saved[name]) for name in _COUNTERS}
+        if saved.get("base", 0) != self.base:
+            raise RunError(f"{folder} belongs to an adapter of another model: resume with the backbone of the run.")
         self._stepper.load(folder, saved)
         for name, value in counters.items():
             setattr(self, name, value)
@@ -257,7 +269,7 @@ class Policy:
         logprobs, entropies = self._stepper.forward(packed)
         reference = None
         if self._reference is not None:
-            with torch.no_grad():
+            with torch.no_grad(), adapter_off(self.model) if self.base else nullcontext():
                 reference, _ = packing.packed_scores(self._reference, packed, self._temperature)
         device, dtype = logprobs.device, logprobs.dtype
         replayed = np.repeat([row.replayed for row in rows], [row.num_tokens for row in rows])

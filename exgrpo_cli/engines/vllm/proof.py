@@ -125,7 +125,7 @@ def bit_checksum(tensor: Tensor) -> int:
     """Position-weighted sum of the bit patterns modulo 2^64: the same on every device, and swapped entries show."""
     flat = tensor.detach().reshape(-1)
     flat = flat[:: max(1, flat.numel() // SAMPLED_ELEMENTS)]
-    bits = flat.contiguous().view({2: torch.int16, 4: torch.int32}[flat.element_size()]).to(torch.int64)
+    bits = flat.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]).to(torch.int64)
     places = torch.arange(1, bits.numel() + 1, device=bits.device)
     return int((bits * places).sum()) % 2**64
 
