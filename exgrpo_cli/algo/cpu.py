@@ -69,8 +69,13 @@ def onednn_pays() -> bool:
 
 @torch.no_grad()
 def _gain() -> float:
-    """MKL's time over oneDNN's, the mean over the products measured; of each the best of some rounds, taken in turn."""
+    """MKL's time over oneDNN's, the mean over the products measured; of each the best of some rounds, taken in turn.
+
+    By one thread: several wait for one another in loops, so on a busy machine their CPU time says nothing.
+    """
     generator = torch.Generator().manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
 
     def ratio(sizes: Sequence[tuple[int, int]], ways: Sequence[Callable[[Tensor, Tensor], object]]) -> float:
         left, right = (torch.randn(size, generator=generator) for size in sizes)
@@ -81,6 +86,7 @@ def _gain() -> float:
     logs = [ratio([(rows, ins), (outs, ins)], [F.linear, _multiplied]) for rows, ins, outs in MEASURED]
     rows, ins, outs = MEASURED_GRADIENT
     logs.append(ratio([(rows, outs), (rows, ins)], [lambda left, right: left.t() @ right, _transposed]))
+    torch.set_num_threads(threads)
     return float(np.exp(np.mean(logs)))
 
 

@@ -111,20 +111,25 @@ def test_narrow_factors_have_wide_sums_on_a_gpu():
 
 @pytest.mark.parametrize(("slower", "pays"), [("linear", True), ("_onednn", False)])
 def test_the_faster_library_is_measured_once_and_kept(slower, pays, monkeypatch, tmp_path):
-    """One of the two takes 5 ms more for each product; asked again, no product is made."""
+    """One of the two takes 5 ms more for each product, by one thread; asked again, no product is made."""
     monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path))
+    threads = torch.get_num_threads()
     where = products.F if slower == "linear" else products
     plain, calls = getattr(where, slower), []
 
     def waiting(*tensors):
         calls.append(tensors)
+        assert torch.get_num_threads() == 1
         until = time.process_time() + 0.005
         while time.process_time() < until:
             pass
         return plain(*tensors)
 
     monkeypatch.setattr(where, slower, waiting)
+    torch.set_num_threads(2)
     assert products.onednn_pays.__wrapped__() is pays and calls
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(threads)
     calls.clear()
     assert products.onednn_pays.__wrapped__() is pays and not calls
     # A cache folder that cannot be written: measured again.

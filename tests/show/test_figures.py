@@ -398,5 +398,6 @@ def test_a_line_of_many_steps_has_few_points_each_of_which_stands_for_several() 
     assert len(thin) == len(thick) == len(maxima) == 1667 <= style.MOST_POINTS
     assert thin[:3].tolist() == [[0, 1], [3, 4], [6, (6 + 0 + 1) / 3]]
     assert thin[-1].tolist() == [4998, (4998 % 7 + 4999 % 7) / 2]
+    assert thick[100].tolist() == pytest.approx([300, values[300 - 125 : 300 + 126].mean()])
     assert maxima[:3].tolist() == [[0, 2], [3, 5], [6, 6]]
     assert "thin: mean (of maxima the largest) of every 3 steps; thick: mean over 251 steps" in style.words_of(figure)
