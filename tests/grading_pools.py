@@ -33,7 +33,7 @@ def plain(text: str, gold: str = "7") -> GradingItem:
 
 def supervisors() -> list[psutil.Process]:
     """Children of this process, without the server of a study's runs and its tracker, which other tests leave."""
-    children = psutil.Process().children()
+    children = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
     return [each for each in children if not re.search("forkserver|resource_tracker", " ".join(each.cmdline()))]
 
 

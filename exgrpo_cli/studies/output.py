@@ -33,7 +33,7 @@ CLAIM_WORDS = (
     "their effects rise and fall together. Each verdict is wrong in at most 2.5 % of studies where the truth is at its "
     "threshold, so that of 40 claims one may be."
 )
-"""How to read the table of claims."""
+"""Words below the table of claims."""
 SPENT: Columns = {
     "steps": of("steps", "{:,.0f}".format),
     **{f"tokens {kind}": of(f"tokens.{kind}", "{:,.0f}".format) for kind in ("generated", "trained", "scored")},
@@ -121,7 +121,7 @@ def endpoint_rows(report: Numbers) -> Rows:
 
 
 def chance_remark(report: Numbers) -> str:
-    """How many differences of the other endpoints leave out 0, beside how many do so by chance."""
+    """The number of other endpoints' differences that leave out 0, beside the number that do so by chance."""
     found = [each["difference"] for arm in report["arms"].values() for each in arm["endpoints"].values()]
     varied = [each for each in found if each and each["spread"] > 0]
     clear = sum(each["low"] > 0 or each["high"] < 0 for each in varied)

@@ -101,7 +101,7 @@ def test_without_arguments_three_things_to_try(capsys: pytest.CaptureFixture[str
     out, err = capsys.readouterr()
     assert (out, err) == (template("greeting"), "")
     train, look, compare = named_commands(out)[:3]
-    assert "steps = 40" in dry(train, capsys)
+    assert "steps = 150" in dry(train, capsys)
     assert run(shlex.split(look)[1:]) == 2
     assert "grpo" in dry(compare, capsys)
 

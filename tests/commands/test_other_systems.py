@@ -74,7 +74,7 @@ def test_the_gpu_of_a_mac_is_planned_for_as_one_process_of_main_memory(monkeypat
 
 
 def test_windows_is_told_of_wsl() -> None:
-    program = "import sys; sys.platform = 'win32'; from exgrpo_cli.main import main; main()"
+    program = "import sys; from exgrpo_cli.main import main; sys.platform = 'win32'; main()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
     [line] = done.stderr.splitlines()
