@@ -26,11 +26,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow
 from exgrpo_cli.base.types import RolloutRequest, SamplingParams, TokenSequence
+from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.run import OptimSettings
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.engines.policy.adamw import torch_policy
-from exgrpo_cli.machine.memory import preset_config
+from exgrpo_cli.machine.memory import architecture
 
 GROUP_SIZE = 8
 WORDS = 1000
@@ -193,7 +194,8 @@ def main() -> None:
     arguments.rows = [int(rows) for rows in arguments.rows.split(",")]
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
-    config = preset_config(arguments.backbone)
+    preset = build_config(backbone=arguments.backbone)
+    config = architecture(preset.backbone, preset.tiny)
     model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, arguments.dtype)).eval()
     seconds: dict[str, dict[int, float]] = {}
     for name, sample in (("hf", sample_hf), ("transformers", sample_transformers)):

@@ -21,11 +21,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow
 from exgrpo_cli.base.types import TokenSequence
+from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.run import OptimSettings
 from exgrpo_cli.engines.policy.adamw import torch_policy
 from exgrpo_cli.engines.policy.policy import Policy
-from exgrpo_cli.machine.memory import Shape, preset_config, shape_of
+from exgrpo_cli.machine.memory import Shape, architecture, shape_of
 
 PUBLISHED_RATES = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 """Dense bfloat16 FLOP per second, by a part of the device's name."""
@@ -34,7 +35,8 @@ GROUP_SIZE = 8
 
 def scaled_config(name: str, scale: float, vocab: int) -> Any:
     """The preset's config with hidden and ffn sizes and layers times `scale`, in whole heads of the same size."""
-    config = preset_config(name)
+    preset = build_config(backbone=name)
+    config = architecture(preset.backbone, preset.tiny)
     head = config.hidden_size // config.num_attention_heads
     per_kv = config.num_attention_heads // config.num_key_value_heads
     kv_heads = max(1, round(config.num_key_value_heads * scale))

@@ -4,6 +4,9 @@ Every message is one line that names the thing, its value, the bound and what to
 """
 
 from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 EXIT_DONE = 0
 EXIT_STOPPED = 1
@@ -55,25 +58,20 @@ def is_exhaustion(error: BaseException) -> bool:
     return is_panic or isinstance(error, MemoryError) or any(words in text for words in _EXHAUSTED)
 
 
-MEANT = {
-    "lr": "learning_rate", "batch_size": "questions_per_step", "train_batch_size": "questions_per_step",
-    "num_generations": "group_size", "rollouts": "group_size", "max_tokens": "max_response_tokens",
-    "max_new_tokens": "max_response_tokens", "max_completion_length": "max_response_tokens",
-    "max_length": "max_response_tokens", "max_prompt_length": "max_prompt_tokens", "epochs": "steps",
-    "max_steps": "steps", "num_steps": "steps", "model": "backbone", "dataset": "data", "output_dir": "output",
-    "gpus": "nproc", "reward": "grader", "reward_fn": "grader", "reward_function": "grader", "verifier": "grader",
-    "beta": "kl_coefficient", "kl": "kl_coefficient", "entropy": "entropy_coefficient", "warmup": "warmup_steps",
-    "eval_steps": "every", "save_steps": "save_every", "buffer_size": "capacity", "precision": "dtype",
-    "lora": "rank", "lora_rank": "rank", "lora_r": "rank", "lora_alpha": "alpha", "target_modules": "targets",
-}  # fmt: skip
-"""Words of other trainers, and ours."""
+@cache
+def words(table: str) -> dict[str, Any]:
+    """A table of `words.toml`, read once; not to be changed by callers."""
+    import tomllib
+
+    tables = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+    return dict(tables[table])
 
 
 def alike(name: str, known: Iterable[str]) -> list[str]:
     """Those of the known names, `section.key` or `key`, whose key is that of `name` or has its meaning; those of its
     own section alone where there are any."""
     section, _, word = name.replace("-", "_").rpartition(".")
-    found = [each for each in known if each.rpartition(".")[2].replace("-", "_") in (word, MEANT.get(word))]
+    found = [each for each in known if each.rpartition(".")[2].replace("-", "_") in (word, words("meant").get(word))]
     return [each for each in found if each.rpartition(".")[0] == section] or found
 
 

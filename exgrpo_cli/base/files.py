@@ -321,10 +321,13 @@ def read_json(path: Path, shape: Shape = dict) -> Any:
     return value
 
 
-def require_shape(value: Any, shape: Shape, where: str) -> None:
-    """Raise InputError naming the first key of a value, read from `where`, that is missing or of another type."""
+def require_shape(value: Any, shape: Shape, where: str) -> Any:
+    """The value, read from `where`, as one of `shape`.
+
+    Raises InputError naming its first key that is missing or of another type.
+    """
     try:
-        msgspec.convert(value, _type_of(shape))
+        return msgspec.convert(value, _type_of(shape))
     except msgspec.ValidationError as error:
         raise InputError(f"{where} is damaged ({error}): restore it from a copy.") from error
 

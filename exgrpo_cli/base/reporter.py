@@ -18,23 +18,11 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from exgrpo_cli.base.errors import words
 from exgrpo_cli.base.output import data_stream, printable
 
-_MEANINGS = {
-    "pass@1": "share of answers that are correct",
-    "phase": "on-policy steps train on new rollouts (sampled answers) alone, mixed ones also on stored ones",
-    "buffer": "correct rollouts of earlier steps, their questions in buckets by how many were correct at the last "
-    "visit; once all are, a question is retired: asked no more",
-    "entropy": "how undecided the model is about each next token; near 0 it always says the same",
-}
-"""Terms that are said in words before the first step."""
-_BRIEF = {
-    "pass@1": ("batch/pass_at_1", "{:.3f}"),
-    "entropy": ("policy/entropy", "{:.3f}"),
-    "buffer": ("replay/questions", "{} questions"),
-    "retired": ("replay/retired", "{}"),
-}
-"""Name of a figure of a plain line, its key in the journal and how it is written."""
+_MEANINGS, _BRIEF = words("meanings"), words("brief")
+"""Terms that are said in words before the first step; of a figure of a plain line its key and how it is written."""
 _MOST_SHOWN = 240
 """Characters of the beginning, and of the end, that are shown of a long answer."""
 _LEAST_SHOWN = 2.0

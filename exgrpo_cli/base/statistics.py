@@ -17,6 +17,11 @@ CONFIDENCE = 0.95
 POWER = 0.8
 RESAMPLES = 10_000
 
+Counts = Int[np.ndarray, " questions"]
+"""Correct samples of each question."""
+Rates = Float64[np.ndarray, " questions"]
+"""A value of each question."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
@@ -52,7 +57,7 @@ class Interval:
     high: float
 
 
-def avg_at_k(correct: Int[np.ndarray, " questions"], samples: int, rng: np.random.Generator) -> Score:
+def avg_at_k(correct: Counts, samples: int, rng: np.random.Generator) -> Score:
     """Mean pass rate and its 95 % interval, from the number of correct samples per question.
 
     At k=1 the interval is Wilson's, otherwise the bootstrap over questions, widened to allow for unlike questions that
@@ -90,9 +95,7 @@ def wilson(successes: float, trials: int) -> tuple[float, float]:
     return (0.0 if p == 0 else max(0.0, centre - half)), (1.0 if p == 1 else min(1.0, centre + half))
 
 
-def bootstrap_interval(
-    values: Float64[np.ndarray, " questions"], rng: np.random.Generator, *, resamples: int = RESAMPLES
-) -> tuple[float, float]:
+def bootstrap_interval(values: Rates, rng: np.random.Generator, *, resamples: int = RESAMPLES) -> tuple[float, float]:
     """Expanded percentile interval of the mean of one value per question (Hesterberg 2015, section 5.3).
 
     The plain percentile interval is too narrow by sqrt((n-1)/n) and uses normal instead of t quantiles; both matter
@@ -122,9 +125,7 @@ def _with_unseen(
     return max(smallest, low), min(1.0, high)
 
 
-def _bootstrap_means(
-    values: Float64[np.ndarray, " questions"], rng: np.random.Generator, resamples: int
-) -> Float64[np.ndarray, " resamples"]:
+def _bootstrap_means(values: Rates, rng: np.random.Generator, resamples: int) -> Float64[np.ndarray, " resamples"]:
     # Questions with equal values are interchangeable: drawing how often each distinct value comes up has the same
     # distribution as drawing questions, at a cost in the number of distinct values (k + 1) instead of questions.
     distinct, counts = np.unique(values, return_counts=True)
@@ -132,9 +133,7 @@ def _bootstrap_means(
     return (drawn @ distinct) / len(values)
 
 
-def pass_at_k_by_question(
-    correct: Int[np.ndarray, " questions"], samples: int, k: int
-) -> Float64[np.ndarray, " questions"]:
+def pass_at_k_by_question(correct: Counts, samples: int, k: int) -> Rates:
     """Unbiased pass@k of each question: 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, equation 1).
 
     Raises ValueError where k exceeds the number of samples: pass@k cannot be estimated from fewer.
@@ -147,7 +146,7 @@ def pass_at_k_by_question(
     return np.asarray(by_count[correct])
 
 
-def pass_at_k_score(correct: Int[np.ndarray, " questions"], samples: int, k: int, rng: np.random.Generator) -> Score:
+def pass_at_k_score(correct: Counts, samples: int, k: int, rng: np.random.Generator) -> Score:
     """pass@k with its 95 % interval over questions; the k samples of a question are never treated as independent.
 
     Made as that of avg@k, with which it agrees at k = 1. At k = `samples` a question counts whole or not at all, and
@@ -168,7 +167,7 @@ def pass_at_ks(samples: int) -> list[int]:
     return powers if powers[-1] == samples else [*powers, samples]
 
 
-def smallest_detectable_difference(correct: Int[np.ndarray, " questions"], samples: int) -> float:
+def smallest_detectable_difference(correct: Counts, samples: int) -> float:
     """The true difference from another model that these questions would show with 80 % probability at the 5 % level.
 
     (z_{1-a/2} + z_{power}) * sqrt(2) * standard error over questions, which takes the other model to be as variable
@@ -186,8 +185,8 @@ def smallest_detectable_difference(correct: Int[np.ndarray, " questions"], sampl
 
 
 def compare_paired(
-    first: Float64[np.ndarray, " questions"],
-    second: Float64[np.ndarray, " questions"],
+    first: Rates,
+    second: Rates,
     rng: np.random.Generator,
     *,
     resamples: int = RESAMPLES,
@@ -247,9 +246,7 @@ def t_quantile(freedom: int) -> float:
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
-def _sign_flip_p_value(
-    differences: Float64[np.ndarray, " questions"], rng: np.random.Generator, resamples: int
-) -> float:
+def _sign_flip_p_value(differences: Rates, rng: np.random.Generator, resamples: int) -> float:
     sizes, counts = np.unique(np.abs(differences), return_counts=True)
     # The sum over m questions of equal |d| with random signs is |d| * (2 * Binomial(m, 1/2) - m).
     flipped = (2 * rng.binomial(counts, 0.5, size=(resamples, len(counts))) - counts) @ sizes

@@ -21,6 +21,8 @@ from exgrpo_cli.ranks import Ranks
 Score = Callable[[Sequence[TokenSequence]], list[TokenScores]]
 """Log-probs and entropies of response tokens under a policy's current weights."""
 
+OnFinished = Callable[[int, Rollout], None]
+"""Called with the index of its request and each rollout as it ends."""
 Place = tuple[int, int]
 """A rollout: the index of its request and that of its seed."""
 
@@ -44,14 +46,11 @@ class Generator(Protocol):
         """Version of the weights the next rollout will be sampled with."""
 
     def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        params: SamplingParams,
-        on_finished: Callable[[int, Rollout], None] | None = None,
+        self, requests: Sequence[RolloutRequest], params: SamplingParams, on_finished: OnFinished | None = None
     ) -> list[list[Rollout]]:
         """Sample len(request.seeds) rollouts for each request, in the order of requests and seeds.
 
-        `on_finished(index_of_request, rollout)` is called as each one ends, so that grading can overlap.
+        `on_finished` is called as each one ends, so that grading can overlap.
         """
 
     def sleep(self) -> None:
@@ -88,10 +87,7 @@ class RankedGenerator:
         return self.local.weight_version
 
     def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        params: SamplingParams,
-        on_finished: Callable[[int, Rollout], None] | None = None,
+        self, requests: Sequence[RolloutRequest], params: SamplingParams, on_finished: OnFinished | None = None
     ) -> list[list[Rollout]]:
         """As the protocol says; `on_finished` is called once all ranks are done, in the order of requests."""
         wanted = places_of(requests)

@@ -30,9 +30,7 @@ from exgrpo_cli.evaluation.models import ModelChoice, choose_model
 from exgrpo_cli.evaluation.results import ResultsFolder, Stamp, environment, grader_version, rescore, score_folder
 from exgrpo_cli.evaluation.sampling import Prepared, open_pool, sample_and_grade
 from exgrpo_cli.evaluation.server import Endpoint, throttled
-from exgrpo_cli.questions.choices import options_of
-from exgrpo_cli.questions.files import stem_of
-from exgrpo_cli.questions.question_file import content_hash
+from exgrpo_cli.questions import choices, files, question_file
 
 if TYPE_CHECKING:
     from exgrpo_cli.evaluation.local import LocalModel
@@ -118,7 +116,7 @@ def plan_evaluation(request: EvaluationRequest) -> EvaluationPlan:
     if request.benchmarks:
         benchmarks, suite = load_benchmarks(request.benchmarks), "-".join(request.benchmarks)
     elif request.data is not None:
-        benchmarks, suite = (own_benchmark(stem_of(request.data)),), stem_of(request.data)
+        benchmarks, suite = (own_benchmark(files.stem_of(request.data)),), files.stem_of(request.data)
     else:
         raise InputError("name a BENCHMARK (`exgrpo presets` lists them), or give your own questions with --data FILE.")
     benchmarks = tuple(_override(benchmark, request.protocol) for benchmark in benchmarks)
@@ -188,7 +186,7 @@ def _prepare(
     Raises InputError where it cannot be had or asked.
     """
     name, questions = benchmark.name, benchmark_questions(benchmark, request.data)
-    if not benchmark.source.dataset and all(options_of(question) for question in questions.questions):
+    if not benchmark.source.dataset and all(choices.options_of(question) for question in questions.questions):
         # A file of the user's own says by its options how it is to be graded.
         note(f"{name}: multiple choice, options shuffled")
         benchmark = _override(benchmark, {"grader": "choice"})
@@ -213,7 +211,7 @@ def _prepare(
             "name": name,
             "origin": questions.origin,
             "questions": total,
-            "content_hash": content_hash(questions.questions),
+            "content_hash": question_file.content_hash(questions.questions),
             "folded_rows": questions.num_folded,
             "shuffle_seed": protocol.shuffle_seed,
         },

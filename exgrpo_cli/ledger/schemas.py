@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-import msgspec
 import pyarrow as pa
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import read_json
+from exgrpo_cli.base.files import read_json, require_shape
 
 LEDGER_FORMAT = 2
 """Number in `ledger.json`; a ledger with another one is refused."""
@@ -111,7 +110,7 @@ class LedgerIdentity:
         path = folder / IDENTITY_FILE
         if not path.is_file():
             raise InputError(f"{folder} holds no ledger (no {IDENTITY_FILE}); name a run that keeps experience")
-        stored = msgspec.convert(read_json(path, cls), cls)
+        stored: LedgerIdentity = require_shape(read_json(path), cls, str(path))
         if stored.format != LEDGER_FORMAT:
             raise InputError(
                 f"{path}: ledger format {stored.format}, this version reads {LEDGER_FORMAT}; "

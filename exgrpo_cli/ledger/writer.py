@@ -15,10 +15,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
+from exgrpo_cli.base import files
 from exgrpo_cli.base.errors import InputError, RunError
-from exgrpo_cli.base.files import cannot_write, partial_path, publish, remove_partials, stage, sync_folder, write_json
 from exgrpo_cli.ledger import reader, schemas
 
 _LOCK_FILE = "writer.lock"
@@ -104,12 +104,12 @@ def check_cut(folder: Path, step: int) -> reader.Catalogue:
 def cut_after(folder: Path, step: int) -> None:
     """Delete what the ledger holds of later steps; the caller holds the writer lock and has called `check_cut`."""
     for table in reader.COMMIT_FIRST:
-        remove_partials(folder / table)
+        files.remove_partials(folder / table)
         later = [path for path in reader.list_parts(folder, table) if reader.steps_of(path)[0] > step]
         for path in reversed(later):
             path.unlink()
         if later:
-            sync_folder(folder / table)
+            files.sync_folder(folder / table)
 
 
 class LedgerWriter:
@@ -128,14 +128,13 @@ class LedgerWriter:
         for table in schemas.TABLES:
             (folder / table).mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(folder / _LOCK_FILE)
+        files.take(
+            self._lock,
+            f"{folder}: another process is writing this ledger; wait for it or stop it, "
+            "or give this run another --output (reading needs no lock)",
+        )
         try:
-            self._lock.acquire(timeout=0)
             self.catalogue = reader.read_catalogue(folder) if at_step is None else check_cut(folder, at_step)
-        except Timeout as error:
-            raise InputError(
-                f"{folder}: another process is writing this ledger; wait for it or stop it, "
-                "or give this run another --output (reading needs no lock)"
-            ) from error
         except BaseException:
             self._lock.release()
             raise
@@ -155,7 +154,7 @@ class LedgerWriter:
     def begin(self) -> None:
         """Make the folder this run's ledger, without what it holds of later steps."""
         if self._is_new:
-            write_json(self.folder / schemas.IDENTITY_FILE, asdict(self.identity))
+            files.write_json(self.folder / schemas.IDENTITY_FILE, asdict(self.identity))
         else:
             cut_after(self.folder, self.last_step)
 
@@ -245,14 +244,16 @@ class LedgerWriter:
             ]
             # At once, for a disk syncs several files in little more time than one.
             with ThreadPoolExecutor() as pool:
-                list(pool.map(sync_folder, live))
+                list(pool.map(files.sync_folder, live))
             for path in live:
-                publish(path, reader.part_path(self.folder, path.parent.name, reader.steps_of(path)[0], self.last_step))
+                files.publish(
+                    path, reader.part_path(self.folder, path.parent.name, reader.steps_of(path)[0], self.last_step)
+                )
             path = reader.part_path(self.folder, schemas.BODIES, self._first_steps[schemas.BODIES], self.last_step)
             if self.totals[schemas.BODIES] > self._closed[schemas.BODIES]:
                 self._stored.add(reader.inspect_part(schemas.BODIES, path))
         except OSError as error:
-            raise cannot_write(f"step {self.last_step} of {self.folder}", error, _STEPS_BEFORE) from error
+            raise files.cannot_write(f"step {self.last_step} of {self.folder}", error, _STEPS_BEFORE) from error
         for table in tables:
             self._first_steps[table], self._closed[table] = self.last_step + 1, self.totals[table]
             if table == schemas.BODIES:
@@ -275,11 +276,11 @@ class LedgerWriter:
             else:
                 jobs[path] = partial(write_parquet, table=tables[table], schema=schema)
         try:
-            for path, staged in {path: stage(path, job, sync=False) for path, job in jobs.items()}.items():
+            for path, staged in {path: files.stage(path, job, sync=False) for path, job in jobs.items()}.items():
                 staged.replace(path)
         except OSError as error:
-            raise cannot_write(f"step {step} of {self.folder}", error, _STEPS_BEFORE) from error
+            raise files.cannot_write(f"step {step} of {self.folder}", error, _STEPS_BEFORE) from error
         finally:
             for path in jobs:
-                partial_path(path).unlink(missing_ok=True)
+                files.partial_path(path).unlink(missing_ok=True)
         self.last_step, self.totals = step, totals

@@ -8,7 +8,6 @@ leaves less.
 
 import math
 import shutil
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +19,7 @@ from exgrpo_cli.config.sections.run import BackboneSettings, LoraSettings, TinyS
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.models.adapters import base_of, is_adapter
 from exgrpo_cli.models.folders import gguf_config, reading_model, require_model_folder
-from exgrpo_cli.presets import about_backbone, load_preset
+from exgrpo_cli.presets import about_backbone
 
 CONTEXT_BYTES = 2 * 2**30
 """CUDA context, communication buffers and what the allocator cannot hand out again."""
@@ -87,16 +86,7 @@ def backbone_shape(backbone: BackboneSettings, tiny: TinySettings) -> Shape | No
     Raises InputError when a local folder's config.json cannot be read.
     """
     if backbone.source == "tiny":
-        return counted_shape(
-            model_type="qwen2",
-            vocab_size=TINY_VOCABULARY,
-            hidden_size=tiny.hidden_size,
-            intermediate_size=tiny.ffn_size,
-            num_hidden_layers=tiny.num_layers,
-            num_attention_heads=tiny.num_heads,
-            num_key_value_heads=tiny.num_kv_heads,
-            tie_word_embeddings=True,
-        )
+        return counted_shape(model_type="qwen2", vocab_size=TINY_VOCABULARY, **tiny.shape)
     if about := about_backbone(backbone.source):
         return counted_shape(**about["shape"])
     config = architecture(backbone, tiny)
@@ -157,17 +147,6 @@ def shape_of(config: Any) -> Shape:
     )
 
 
-def preset_config(name: str) -> Any:
-    """The transformers config of a published preset, from the fields in its `[about.shape]`."""
-    return _config_of(load_preset("backbones", name)["about"]["shape"])
-
-
-def _config_of(shape: Mapping[str, Any]) -> Any:
-    from transformers import AutoConfig
-
-    return AutoConfig.for_model(**shape)
-
-
 def architecture(backbone: BackboneSettings, tiny: TinySettings) -> Any:
     """The transformers config of a backbone, or None where only the hub has it: nothing is downloaded.
 
@@ -177,8 +156,10 @@ def architecture(backbone: BackboneSettings, tiny: TinySettings) -> Any:
         from exgrpo_cli.models.tiny import MAX_TOKENS, make_config, make_tokenizer
 
         return make_config(tiny, make_tokenizer(max_tokens=MAX_TOKENS))
+    from transformers import AutoConfig
+
     if about := about_backbone(backbone.source):
-        return _config_of(about["shape"])
+        return AutoConfig.for_model(**about["shape"])
     folder = Path(backbone.source).expanduser()
     if is_adapter(folder):
         base = base_of(folder)
@@ -187,8 +168,6 @@ def architecture(backbone: BackboneSettings, tiny: TinySettings) -> Any:
         return gguf_config(folder)
     if folder.is_dir():
         require_model_folder(folder)
-    from transformers import AutoConfig
-
     options = {"revision": backbone.revision, "local_files_only": True, "trust_remote_code": False}
     try:
         with reading_model(f"backbone.source {backbone.source!r}", "usable config.json"):

@@ -126,15 +126,10 @@ def make_config(settings: TinySettings, tokenizer: Qwen2Tokenizer) -> Qwen2Confi
     """The model's configuration: in float32, with tied embeddings."""
     return Qwen2Config(
         vocab_size=len(tokenizer),
-        hidden_size=settings.hidden_size,
-        intermediate_size=settings.ffn_size,
-        num_hidden_layers=settings.num_layers,
-        num_attention_heads=settings.num_heads,
-        num_key_value_heads=settings.num_kv_heads,
+        **settings.shape,
         max_position_embeddings=MAX_TOKENS,
         # The default base of 10,000 spends most of a 32-dimensional head on wavelengths longer than any response.
         rope_parameters={"rope_type": "default", "rope_theta": 300.0},
-        tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,

@@ -170,11 +170,6 @@ def _open_bytes(file: Path) -> io.BufferedReader:
     return io.BufferedReader(pa.input_stream(str(file), compression=packing))
 
 
-def _open_text(file: Path) -> io.TextIOWrapper:
-    """The same as UTF-8 text, without a byte order mark, line ends as they are."""
-    return io.TextIOWrapper(_open_bytes(file), encoding="utf-8-sig", newline="")
-
-
 def _iter_jsonl(file: Path) -> Iterator[PlacedRow]:
     with _open_bytes(file) as lines:
         for number, line in enumerate(bounded_lines(lines.readline, file), start=1):
@@ -222,7 +217,8 @@ def _iter_csv(file: Path, delimiter: str) -> Iterator[PlacedRow]:
                 MEGABYTES.require(f"{file}: row {number + 1}", taken / MB)
             yield line
 
-    with _open_text(file) as text:
+    # Without a byte order mark, line ends as they are.
+    with io.TextIOWrapper(_open_bytes(file), encoding="utf-8-sig", newline="") as text:
         # Spaces after a comma are no part of the field, and quotes after them are quotes.
         reader = csv.DictReader(lines(text), strict=True, skipinitialspace=delimiter == ",", delimiter=delimiter)
         try:

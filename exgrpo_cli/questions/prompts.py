@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int32, Int64
+from jaxtyping import Int32
 
 from exgrpo_cli.base.bounds import Expired, memory_limit, time_limit
 from exgrpo_cli.base.errors import InputError, first_line, nearest
@@ -63,12 +63,12 @@ class PromptLimit:
 
     def reasons(self, questions: Sequence[Question]) -> list[tuple[str, str] | None]:
         """The reason to leave a question out whose prompt is longer, with an example; None where it is not."""
-        lengths = prompt_lengths(self.template, questions, self.tokenizer).tolist()
+        encoded = encode_all(self.template, questions, self.tokenizer)
         return [
-            (f"prompt over {self.max_tokens} tokens", f"{question.id} ({length} tokens): {question_text(question)}")
-            if length > self.max_tokens
+            (f"prompt over {self.max_tokens} tokens", f"{question.id} ({len(ids)} tokens): {question_text(question)}")
+            if len(ids) > self.max_tokens
             else None
-            for question, length in zip(questions, lengths, strict=True)
+            for question, ids in zip(questions, encoded, strict=True)
         ]
 
 
@@ -153,13 +153,6 @@ def encode_all(
     """Token ids of each question's prompt."""
     batches = (questions[start : start + _BATCH] for start in range(0, len(questions), _BATCH))
     return [np.asarray(ids, dtype=np.int32) for batch in batches for ids in _token_ids(template, batch, tokenizer)]
-
-
-def prompt_lengths(
-    template: Template, questions: Sequence[Question], tokenizer: Tokenizer
-) -> Int64[np.ndarray, " questions"]:
-    """Tokens of each question's prompt."""
-    return np.array([len(ids) for ids in encode_all(template, questions, tokenizer)], dtype=np.int64)
 
 
 def encode_within(

@@ -187,11 +187,6 @@ def newly_solved_at_end(result: RunResult) -> float | None:
     return float((result.after[unsolved] > 0).mean()) if unsolved.any() else None
 
 
-def intact(result: RunResult) -> float | None:
-    """1 where the run did not collapse."""
-    return None if result.collapsed is None else 1.0 - result.collapsed
-
-
 def of_traces(name: str) -> Callable[[RunResult], float | None]:
     """A figure of the run's valid traces."""
     return lambda result: getattr(result.valid_traces, name) if result.valid_traces else None
@@ -236,7 +231,10 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "area": Endpoint("area under the curve", lambda result: result.area),
     "newly_solved": Endpoint("unsolved questions ever solved", lambda result: result.newly_solved),
     "newly_solved_at_end": Endpoint("unsolved questions solved at the end", newly_solved_at_end),
-    "intact": Endpoint("share of runs not collapsed", intact),
+    # 1 where the run did not collapse.
+    "intact": Endpoint(
+        "share of runs not collapsed", lambda run: None if run.collapsed is None else 1.0 - run.collapsed
+    ),
     "valid": Endpoint("valid traces", of_traces("valid")),
     "valid_auc": Endpoint("AUC of low entropy for valid traces", of_traces("auc")),
     "valid_auc_within": Endpoint("AUC of low entropy for valid traces of a question", of_traces("auc_within")),

@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
-import msgspec
-
 from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.files import read_json, require_place, require_shape, values_digest, write_json
 from exgrpo_cli.config.layers import DEFAULT_METHOD
@@ -239,10 +237,10 @@ def read_plan(folder: Path) -> StudyPlan:
         plan = read_json(path)
         if plan.pop("checksum", None) != values_digest(plan):
             raise InputError(f"{path} is damaged (other values than were written): restore it from a copy.")
-        require_shape(plan, StudyPlan, str(path))
+        kept: StudyPlan = require_shape(plan, StudyPlan, str(path))
+        return kept
     except InputError as error:
         raise InputError(f"{error} Without a copy remove it: the same `exgrpo ablate` writes it again.") from error
-    return msgspec.convert(plan, StudyPlan)
 
 
 def kept_results(folder: Path, arms: Iterable[Arm]) -> dict[tuple[str, int], RunResult]:

@@ -16,12 +16,9 @@ from exgrpo_cli.config.settings import Config
 from exgrpo_cli.evaluation.benchmarks import benchmark_questions, load_benchmark
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.presets import preset_names
+from exgrpo_cli.questions import audit, layouts, question_file, sources
 from exgrpo_cli.questions import prepare as preparing
-from exgrpo_cli.questions import question_file
-from exgrpo_cli.questions.audit import check_golds
-from exgrpo_cli.questions.layouts import NamedFields
 from exgrpo_cli.questions.made import make_split
-from exgrpo_cli.questions.sources import check_source, is_local
 
 # A larger question file is linked instead of copied: 100 MB (interface of the run folder).
 LINK_ABOVE_BYTES = 100_000_000
@@ -66,10 +63,10 @@ def check_questions(config: Config, reporter: Reporter) -> RunQuestions | None:
     data, heldout = config.data, heldout_source(config.data)
     for source in (data.train, heldout):
         if source and not is_made(source) and source not in preset_names("benchmarks"):
-            check_source(source)
-            if is_local(source) and not question_file.is_question_file(Path(source)):
+            sources.check_source(source)
+            if sources.is_local(source) and not question_file.is_question_file(Path(source)):
                 question_file.require_content(Path(source))
-                preparing.read_source(source, NamedFields(), reporter.progress)
+                preparing.read_source(source, layouts.NamedFields(), reporter.progress)
     if not is_made(data.train) and not question_file.is_question_file(Path(data.train)):
         return None
     if heldout and not is_made(heldout) and not question_file.is_question_file(Path(heldout)):
@@ -121,7 +118,7 @@ def source_questions(config: Config, source: str, split: str, reporter: Reporter
     if question_file.is_question_file(Path(source)):
         return list(question_file.read_questions(source).questions)
     options = preparing.PrepareOptions(grading=config.grading)
-    if is_local(source):
+    if sources.is_local(source):
         question_file.require_content(Path(source))
         with TemporaryDirectory(prefix="exgrpo-") as folder:
             (report,) = preparing.prepare(source, Path(folder) / "questions.parquet", options, reporter.progress)
@@ -130,7 +127,7 @@ def source_questions(config: Config, source: str, split: str, reporter: Reporter
         return list(report.questions)
     if source in preset_names("benchmarks"):
         return list(benchmark_questions(load_benchmark(source)).questions)
-    check_source(source)
+    sources.check_source(source)
     output = preparing.default_output(source)
     if not output.exists():
         reporter.note(f"preparing {source} as {output}")
@@ -143,7 +140,7 @@ def check_answers(config: Config, pool: GradingPool, train: tuple[Question, ...]
     path = Path(config.data.train)
     if question_file.is_question_file(path) and not question_file.is_prepared(question_file.read_metadata(path)):
         with reporter.showing(f"checking the answers of {path.name}"):
-            check_golds(train, pool)
+            audit.check_golds(train, pool)
 
 
 def store_questions(folder: Path, config: Config, questions: RunQuestions) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from exgrpo_cli.algo.advantages import SuccessHistory
+from exgrpo_cli.base.errors import words
 from exgrpo_cli.base.output import Stopper
 from exgrpo_cli.base.reporter import Reporter
 from exgrpo_cli.base.types import AnswerFormat, Question, Rollout, TokenScores, TokenSequence, Trajectory
@@ -159,14 +160,13 @@ class Parts:
         assert self.store is not None
         return self.store
 
+    def score(self, rows: Sequence[Rollout | Trajectory]) -> Sequence[TokenScores]:
+        """Log-probs and entropies of responses under the current weights."""
+        rows_of, prompts = [(row.question_id, row.token_ids) for row in rows], self.prompts
+        return self.policy.score([TokenSequence(prompt_ids=prompts[id], response_ids=ids) for id, ids in rows_of])
+
     def ask_place(self, ask: Callable[[Asked], T], step: int) -> T:
         """The answer of a place on rank 0, on all ranks. Raises what `ask` raises of errors a user can act on."""
-        prompts = self.prompts
-
-        def scored(rows: Sequence[Trajectory]) -> Sequence[TokenScores]:
-            return self.policy.score(
-                [TokenSequence(prompt_ids=prompts[row.question_id], response_ids=row.token_ids) for row in rows]
-            )
 
         def asked(score: Score) -> T:
             return ask(
@@ -181,7 +181,7 @@ class Parts:
                 )
             )
 
-        return ask_main(self.ranks, asked, scored)
+        return ask_main(self.ranks, asked, self.score)
 
 
 def ask_main(ranks: Ranks, ask: Callable[[Score], T], score: Score) -> T:
@@ -198,17 +198,6 @@ def ask_main(ranks: Ranks, ask: Callable[[Score], T], score: Score) -> T:
         if rows is None:
             return answer
         score(rows)
-
-
-PHASES_IN_WORDS = {"replay": "choosing stored rollouts", "rollout": "sampling rollouts", "reward": "grading rollouts"}
-PHASES_IN_WORDS |= {
-    "logprobs": "scoring rollouts",
-    "update": "updating the weights",
-    "sync": "handing over the weights",
-}
-PHASES_IN_WORDS = {name: f"this step: {what}" for name, what in PHASES_IN_WORDS.items()}
-PHASES_IN_WORDS |= {"checkpoint": "saving a checkpoint", "export": "writing the model", "closing": "drawing figures"}
-"""Words of the terminal for a phase; other phases have bars of their own."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -233,7 +222,7 @@ class ActiveRun:
     def phase(self, name: str) -> Iterator[Callable[[int], None]]:
         """Work that is watched, and named on the terminal while it lasts; yields a function that is to be called
         as each of its parts ends, with the number of all of them."""
-        what, done = PHASES_IN_WORDS.get(name, ""), itertools.count(1)
+        what, done = words("phases").get(name, ""), itertools.count(1)
         self.reporter.phase(what)
         try:
             with self.watchdog.phase(name):

@@ -23,7 +23,6 @@ from exgrpo_cli.machine.memory import (
     fewest_gpus,
     layer_bytes,
     memory_plan,
-    preset_config,
     shape_of,
 )
 from exgrpo_cli.presets import load_preset, preset_names
@@ -41,6 +40,11 @@ SIZES |= {"smollm2-135m": 134_515_008, "qwen2.5-0.5b-instruct": 494_032_768}
 
 def test_a_plan_counts_the_tiles_of_the_log_probs():
     assert (memory.TILE_ELEMENTS, memory.GPU_TILE_ELEMENTS) == (logprobs.TILE_ELEMENTS, logprobs.GPU_TILE_ELEMENTS)
+
+
+def preset_config(name):
+    """The transformers config of a preset."""
+    return architecture(build_config(backbone=name).backbone, TinySettings())
 
 
 @pytest.mark.parametrize("name", SHAPED)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.machine.memory import preset_config
+from exgrpo_cli.machine.memory import architecture
 from exgrpo_cli.machine.settle import settle
 from exgrpo_cli.machine.survey import Gpu, Machine
 from exgrpo_cli.models.load import pin_dtype
@@ -32,7 +32,8 @@ def test_a_folder_is_trained_in_its_own_precision_on_a_gpu_and_says_so(
     tmp_path: Path, saved: str | None, on_gpu: str, note: str
 ) -> None:
     folder = tmp_path / "folder"
-    preset_config("qwen-math-1.5b").save_pretrained(folder)
+    preset = build_config(backbone="qwen-math-1.5b")
+    architecture(preset.backbone, preset.tiny).save_pretrained(folder)
     entries = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(entries | {"dtype": saved}))
     config = build_config(backbone=str(folder))

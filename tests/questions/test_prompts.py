@@ -13,8 +13,8 @@ from exgrpo_cli.questions.prompts import (
     answer_format,
     choose_template,
     encode,
+    encode_all,
     encode_within,
-    prompt_lengths,
     render,
     seen_text,
 )
@@ -100,7 +100,7 @@ def test_lengths_over_the_limit_name_the_longest_question():
     tok = tokenizer()
     bare = choose_template("bare", tok)
     asked = [PLAIN, question(("user", "1+2+3=?")), question(("user", "12345678"))]
-    assert prompt_lengths(bare, asked, tok).tolist() == [6, 8, 9]
+    assert [len(ids) for ids in encode_all(bare, asked, tok)] == [6, 8, 9]
     encode_within(bare, asked, tok, max_tokens=9)
     with pytest.raises(InputError, match=f"2 of 3 prompts .* limit of 7 tokens, .*question {asked[2].id} with 9:"):
         encode_within(bare, asked, tok, max_tokens=7)

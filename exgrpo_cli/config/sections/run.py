@@ -1,7 +1,7 @@
 """The run as a whole: model, rollouts, grading, optimizer, validation; and the job that a cluster is asked for."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from exgrpo_cli.config.names import GRADERS, PREFIX, TINY_TASKS, Device
 from exgrpo_cli.config.sections import (
@@ -128,6 +128,18 @@ class TinySettings:
     """Traces per supervised update."""
     seed: int = setting(0, NON_NEGATIVE)
     """Seed of initialisation and traces; independent of run.seed."""
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """Sizes of the model by the names of a transformers config, but for its vocabulary."""
+        return {
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.ffn_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "tie_word_embeddings": True,
+        }
 
     def __post_init__(self) -> None:
         # A number of heads below 1 is out of its own bound.

@@ -19,7 +19,7 @@ from transformers import AttentionInterface, Cache, DynamicCache
 
 from exgrpo_cli.base.types import SamplingParams
 from exgrpo_cli.engines.causal_lm import CausalLM, reading, refuse_unsupported, to_device
-from exgrpo_cli.engines.hf.prompts import Prefilled, sample_tokens
+from exgrpo_cli.engines.hf.prompts import Drawn, Prefilled, sample_tokens
 
 
 class SlotCache(Cache):
@@ -165,9 +165,7 @@ class SlotDecoder:
             self._cache.move(sources, targets, int(self._cached[order[moved]].max()))
             self._cached[moved], self._lengths[targets] = self._cached[order[moved]], self._lengths[sources]
 
-    def step(
-        self, newest: Int[Tensor, " rows"], uniforms: Float[Tensor, " rows"]
-    ) -> tuple[Int[Tensor, " rows"], Float[Tensor, "kinds rows"]]:
+    def step(self, newest: Int[Tensor, " rows"], uniforms: Float[Tensor, " rows"]) -> Drawn:
         """See `Decoder.step`."""
         used = slice(0, len(newest))
         lengths = self._lengths[used]

@@ -11,7 +11,7 @@ Axes: rows = rollouts being decoded, or let in together, slots = rows there is r
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -24,10 +24,10 @@ from exgrpo_cli.algo.cpu import use_fast_matmuls
 from exgrpo_cli.base.errors import RunError, ToolkitWarning
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason
 from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm, to_device, use_attention
-from exgrpo_cli.engines.generators import Place, Score, in_order
+from exgrpo_cli.engines.generators import OnFinished, Place, Score, in_order
 from exgrpo_cli.engines.hf.cache import GROUPED_DECODING, SlotDecoder
 from exgrpo_cli.engines.hf.native import NativeDecoder, NativeModel, usable_library
-from exgrpo_cli.engines.hf.prompts import Prefilled, StartingRows, starting_rows
+from exgrpo_cli.engines.hf.prompts import Drawn, Prefilled, StartingRows, starting_rows
 
 EOS_CHECK_EVERY = 8
 """Tokens, on a GPU, where each check for rows that ended makes the host wait for what it has queued.
@@ -45,9 +45,7 @@ class Decoder(Protocol):
     def reorder(self, order: Int[np.ndarray, " rows"], num_rows: int) -> None:
         """Let row `order[i]` become row i; those behind `num_rows` have ended."""
 
-    def step(
-        self, newest: Int[Tensor, " rows"], uniforms: Float[Tensor, " rows"]
-    ) -> tuple[Int[Tensor, " rows"], Float[Tensor, "kinds rows"]]:
+    def step(self, newest: Int[Tensor, " rows"], uniforms: Float[Tensor, " rows"]) -> Drawn:
         """Read the newest token of each row; returns the next ones with their log-probs and entropies."""
 
 
@@ -70,10 +68,7 @@ class HFGenerator:
 
     @torch.inference_mode()
     def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        params: SamplingParams,
-        on_finished: Callable[[int, Rollout], None] | None = None,
+        self, requests: Sequence[RolloutRequest], params: SamplingParams, on_finished: OnFinished | None = None
     ) -> list[list[Rollout]]:
         """See `Generator.generate`; rollouts come in the order in which they end."""
         self._parts.model.eval()

@@ -30,7 +30,7 @@ from exgrpo_cli.base.errors import ExgrpoError, InputError, RunError, first_line
 from exgrpo_cli.base.types import RolloutRequest, SamplingParams
 from exgrpo_cli.base.versions import processor
 from exgrpo_cli.engines.causal_lm import CausalLM
-from exgrpo_cli.engines.hf.prompts import DIVERGED, Prefilled, prefill, sample_tokens
+from exgrpo_cli.engines.hf.prompts import DIVERGED, Drawn, Prefilled, prefill, sample_tokens
 
 PANEL = 32
 """Outputs of a weight's panel, and tokens of a page."""
@@ -253,9 +253,7 @@ class NativeDecoder:
         for first in [each for each in list(self._prompts)[:-1] if each not in present]:
             del self._prompts[first]
 
-    def step(
-        self, newest: Int[Tensor, " rows"], uniforms: Float[Tensor, " rows"]
-    ) -> tuple[Int[Tensor, " rows"], Float[Tensor, "kinds rows"]]:
+    def step(self, newest: Int[Tensor, " rows"], uniforms: Float[Tensor, " rows"]) -> Drawn:
         """See `Decoder.step`. Raises RunError where logits are NaN."""
         if self._params.top_p < 1:
             return sample_tokens(self.logits(newest), uniforms, self._params)

@@ -28,6 +28,8 @@ PREFILL_TOKENS = 4096
 DIVERGED = "the policy's logits are NaN: its weights have diverged; lower optim.learning_rate."
 LEAST_LOGPROB = -1e4
 """Log-prob of a token that is never drawn, as an entropy counts it."""
+Drawn = tuple[Int[Tensor, " rows"], Float[Tensor, "kinds rows"]]
+"""Token ids, and their log-probs and, where asked for, entropies, in nats."""
 
 
 def row_uniforms(seed: int, num_tokens: int) -> Float32[np.ndarray, " tokens"]:
@@ -37,7 +39,7 @@ def row_uniforms(seed: int, num_tokens: int) -> Float32[np.ndarray, " tokens"]:
 
 def sample_tokens(
     logits: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, " rows"], params: SamplingParams
-) -> tuple[Int[Tensor, " rows"], Float[Tensor, "kinds rows"]]:
+) -> Drawn:
     """Token ids; and their log-probs under softmax(logits / temperature) and, where asked for, its entropies, in nats.
 
     top_p < 1 draws from the smallest set of most likely tokens whose probability reaches it, renormalised; the

@@ -21,7 +21,7 @@ from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.config.sections.run import OptimSettings
 from exgrpo_cli.engines.causal_lm import CausalLM
 from exgrpo_cli.engines.lora import adapter_weights, merged_weights
-from exgrpo_cli.engines.policy.packing import PackedBatch, packed_scores
+from exgrpo_cli.engines.policy.packing import PackedBatch, Scored, packed_scores
 from exgrpo_cli.engines.policy.policy import Policy, reading_file
 from exgrpo_cli.ranks import Ranks
 
@@ -68,7 +68,7 @@ class AdamWStepper:
         """Room in main memory for what is offloaded, kept: pinning it takes longer than copying."""
         self._num_offloaded = 0
 
-    def forward(self, batch: PackedBatch) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
+    def forward(self, batch: PackedBatch) -> Scored:
         """See `policy.Stepper`."""
         return packed_scores(self._parts, batch, self._temperature)
 

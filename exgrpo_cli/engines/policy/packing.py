@@ -27,9 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, PreTrainedModel
 
-from exgrpo_cli.algo.batching import MOST_REPEATED, micro_batches, shared_prefix
-from exgrpo_cli.algo.cpu import has_rounded_matmuls
-from exgrpo_cli.algo.logprobs import token_logprobs
+from exgrpo_cli.algo import batching, cpu, logprobs
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import TokenSequence
 from exgrpo_cli.engines.causal_lm import CausalLM, refuse_unsupported, to_device, use_attention
@@ -59,6 +57,8 @@ LEAST_CAPABILITY = (8, 0)
 """Compute capability that FlashAttention 2 needs: Ampere."""
 
 
+Scored = tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]
+"""Log-probs and entropies of response tokens, in nats."""
 Asked = tuple[int, np.ndarray]
 """Number of queries a row has, and the packed positions that it reads: its queries are the last of them."""
 
@@ -126,7 +126,7 @@ def pack(sequences: Sequence[TokenSequence], device: torch.device, *, by_segment
         filled += len(tokens)
         return read
 
-    prefix = shared_prefix(sequence.prompt_ids for sequence in sequences)
+    prefix = batching.shared_prefix(sequence.prompt_ids for sequence in sequences)
     shared = lay(sequences[0].prompt_ids[:prefix], np.arange(0))
     prompts: dict[bytes, np.ndarray] = {}
     rows: list[np.ndarray] = []
@@ -163,12 +163,10 @@ def response_hidden(body: PreTrainedModel, batch: PackedBatch) -> Float[Tensor, 
     return F.embedding(batch.predicting, output.last_hidden_state[0])
 
 
-def packed_scores(
-    parts: CausalLM, batch: PackedBatch, temperature: float
-) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
+def packed_scores(parts: CausalLM, batch: PackedBatch, temperature: float) -> Scored:
     """Log-probs and entropies of the response tokens, of softmax(logits / temperature), in nats."""
     hidden = response_hidden(parts.body, batch)
-    return token_logprobs(hidden, parts.head.weight, batch.targets, temperature=temperature)
+    return logprobs.token_logprobs(hidden, parts.head.weight, batch.targets, temperature=temperature)
 
 
 @torch.no_grad()
@@ -179,7 +177,7 @@ def prove_packing(parts: CausalLM) -> None:
     """
     if parts.head.weight.is_meta:
         return
-    narrow = torch.finfo(parts.head.weight.dtype).bits < 32 or has_rounded_matmuls(parts.body)
+    narrow = torch.finfo(parts.head.weight.dtype).bits < 32 or cpu.has_rounded_matmuls(parts.body)
     body = _first_layers(parts.body) if narrow else parts.body
     ids = np.arange(8, dtype=np.int32) % parts.head.weight.shape[0]
     rows = [TokenSequence(prompt_ids=ids[:3], response_ids=ids[3 : 3 + length]) for length in (3, 5)]
@@ -239,7 +237,7 @@ def segments_of(asked: Sequence[Asked], device: torch.device) -> Segments:
 def attention_layout(rows: Sequence[np.ndarray], asked: Sequence[Asked], device: torch.device) -> AttentionLayout:
     """Blocks of whole `rows` (packed positions), or of what prompts and responses ask for, each by itself."""
     num_packed = sum(count for count, _ in asked)
-    if sum(map(len, rows)) <= MOST_REPEATED * num_packed:
+    if sum(map(len, rows)) <= batching.MOST_REPEATED * num_packed:
         asked = [(len(row), row) for row in rows]
     # A prompt's tokens may stand in several rows with the same result: whichever is written last is read.
     cell_of = np.zeros(num_packed, dtype=np.int64)
@@ -277,7 +275,7 @@ def _similar(asked: Sequence[Asked]) -> Iterator[list[Asked]]:
         (whole, BLOCK_CELLS),
         (ending, min(BLOCK_CELLS, MASK_CELLS // max([1, *(count for count, _ in ending)]))),
     ):
-        for block in micro_batches([len(read) for _, read in part], budget, max_padding=BLOCK_PADDING):
+        for block in batching.micro_batches([len(read) for _, read in part], budget, max_padding=BLOCK_PADDING):
             yield [part[index] for index in block]
 
 

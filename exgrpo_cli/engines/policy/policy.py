@@ -73,7 +73,7 @@ class Stepper(Protocol):
     layout: dict[str, int]
     """Conditions under which a checkpoint fits: numbers by name, stored in `policy.json`."""
 
-    def forward(self, batch: packing.PackedBatch) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
+    def forward(self, batch: packing.PackedBatch) -> packing.Scored:
         """Log-probs and entropies of a micro-batch's response tokens: the one code path of scoring and training."""
 
     def backward(self, loss: Float[Tensor, ""]) -> None:

@@ -10,7 +10,7 @@ must be given the same requests.
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +26,7 @@ from exgrpo_cli.base.errors import InputError, RunError, ToolkitWarning
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason, TokenSequence
 from exgrpo_cli.base.versions import install_command
 from exgrpo_cli.config.sections.run import BackboneSettings
-from exgrpo_cli.engines.generators import Place, Score, in_order, places_of
+from exgrpo_cli.engines.generators import OnFinished, Place, Score, in_order, places_of
 from exgrpo_cli.engines.vllm import proof
 
 if TYPE_CHECKING:
@@ -104,10 +104,7 @@ class VLLMGenerator:
             )
 
     def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        params: SamplingParams,
-        on_finished: Callable[[int, Rollout], None] | None = None,
+        self, requests: Sequence[RolloutRequest], params: SamplingParams, on_finished: OnFinished | None = None
     ) -> list[list[Rollout]]:
         """See `Generator.generate`; rollouts come as vLLM ends them."""
         assert not self._asleep, "a generator that sleeps is woken by sync"

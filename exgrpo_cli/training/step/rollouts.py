@@ -13,7 +13,7 @@ import numpy as np
 from exgrpo_cli.base import types
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines.generators import RankedGenerator
-from exgrpo_cli.grading import GradingItem
+from exgrpo_cli.evaluation.sampling import QuestionRecord
 from exgrpo_cli.questions.choices import options_of
 from exgrpo_cli.replay.place import Experience
 from exgrpo_cli.training.metrics import Clock, score_gaps
@@ -159,13 +159,8 @@ def grade(
         for rollout in group
     ]
     items = [
-        GradingItem(
-            gold=question.answer,
-            response=parts.backbone.decode(rollout.token_ids),
-            finished=rollout.stop_reason is types.StopReason.EOS,
-            answer_format=parts.answer_format,
-            options=options_of(question),
-            metadata=question.metadata,
+        QuestionRecord(question=question, options=options_of(question)).grading_item(
+            parts.backbone.decode(rollout.token_ids), rollout.stop_reason, parts.answer_format
         )
         for question, rollout in parts.ranks.scatter(asked)
     ]
@@ -192,12 +187,7 @@ def score(
     rollouts = [member.rollout for members in graded for member in members]
     by_sampler = parts.config.rollout.logprobs == "sampler"
     checked = [rollouts[index] for index in drawn_to_check(len(rollouts), rng)] if by_sampler else rollouts
-    found: Sequence[types.TokenScores] = parts.policy.score(
-        [
-            types.TokenSequence(prompt_ids=parts.prompts[each.question_id], response_ids=each.token_ids)
-            for each in checked
-        ]
-    )
+    found = parts.score(checked)
     gap = score_gaps(checked, found)
     narrow = "bfloat16" in (parts.config.backbone.dtype, parts.config.optim.matmul_dtype)
     require_small_gap(gap, "bfloat16" if narrow else "float32", num_checked=len(checked))
