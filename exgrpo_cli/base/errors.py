@@ -4,9 +4,8 @@ Every message is one line that names the thing, its value, the bound and what to
 """
 
 from collections.abc import Iterable
-from functools import cache
-from pathlib import Path
-from typing import Any
+
+from exgrpo_cli.base.data import tables
 
 EXIT_DONE = 0
 EXIT_STOPPED = 1
@@ -58,20 +57,11 @@ def is_exhaustion(error: BaseException) -> bool:
     return is_panic or isinstance(error, MemoryError) or any(words in text for words in _EXHAUSTED)
 
 
-@cache
-def words(table: str) -> dict[str, Any]:
-    """A table of `words.toml`, read once; not to be changed by callers."""
-    import tomllib
-
-    tables = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
-    return dict(tables[table])
-
-
 def alike(name: str, known: Iterable[str]) -> list[str]:
     """Those of the known names, `section.key` or `key`, whose key is that of `name` or has its meaning; those of its
     own section alone where there are any."""
-    section, _, word = name.replace("-", "_").rpartition(".")
-    found = [each for each in known if each.rpartition(".")[2].replace("-", "_") in (word, words("meant").get(word))]
+    words, (section, _, word) = tables(__file__, "words.toml"), name.replace("-", "_").rpartition(".")
+    found = [each for each in known if each.rpartition(".")[2].replace("-", "_") in (word, words["meant"].get(word))]
     return [each for each in found if each.rpartition(".")[0] == section] or found
 
 

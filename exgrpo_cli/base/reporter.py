@@ -18,11 +18,12 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from exgrpo_cli.base.errors import words
+from exgrpo_cli.base.data import tables
 from exgrpo_cli.base.output import data_stream, printable
 
-_MEANINGS, _BRIEF = words("meanings"), words("brief")
-"""Terms that are said in words before the first step; of a figure of a plain line its key and how it is written."""
+_MEANINGS, _BRIEF, PHASE_WORDS = (tables(__file__, "words.toml")[name] for name in ("meanings", "brief", "phases"))
+"""Terms that are said in words before the first step; of a figure of a plain line its key and how it is written; words
+of the terminal for a phase of a run."""
 _MOST_SHOWN = 240
 """Characters of the beginning, and of the end, that are shown of a long answer."""
 _LEAST_SHOWN = 2.0

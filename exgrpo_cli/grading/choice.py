@@ -7,49 +7,15 @@ from functools import lru_cache
 
 from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.grading.extract import last_boxed
-from exgrpo_cli.grading.plain import tables, verdict_of
+from exgrpo_cli.grading.plain import patterns, tables, verdict_of
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 _LONGEST_LINE = 200
 _LONGEST_STATEMENT = 2000
 
-_FONT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
-_LOOSE = re.compile(r"[\s{}^_~$]|\\(?:[,;:! ]|text|mathrm|rm|ce|left|right)?")
+_RE = patterns("choice")
 _SIGNS = str.maketrans(tables()["signs"])
-_MARKUP = re.compile(r"[*$`_\"“”]|\\[()\[\]]|\\(?=[ ,;!])")
-# The label alone, in brackets, or before its option's text: "C", "(C)", "Option C", "C.", "C) Paris", "C: Paris".
-_LETTER = re.compile(
-    r"(?i:(?:option|choice)\s+)?[(\[]?([A-Za-z]|[1-9])(?:[)\]]|[.:](?=\s|$)|$)[.:)]?\s*(.*)", re.DOTALL
-)
-# "A - Paris", "A (Paris)", "Paris (A)": the text has to be that option's.
-_WITH_TEXT = re.compile(r"([A-Za-z]|[1-9])\W{1,4}(?P<behind>\w.*)|(?P<before>.*\w)\W{1,4}([A-Za-z]|[1-9])", re.DOTALL)
-_ANNOUNCED = re.compile(
-    r"(?<!wrong )(?<!incorrect )(?<!false )\b(?:answer|"
-    r"(?:correct|right|best) (?:option|choice|(?:statement|response|one)(?= is\b)))\b"
-    r"(?:\s+(?:is|was|(?:must|should|would|will|has to) be)\b)?\s*[:：=>-]?\s*"
-    r"(?:\b(?:option|choice|letter)\b\s*)?",
-    re.IGNORECASE,
-)
-# A small letter is a label in brackets and behind "option"; elsewhere it is an article or a quantity.
-_NAMED_FIRST = re.compile(r"(?:[(\[]([A-Za-z]|[1-9])[)\]]|([A-Z]|[1-9]))(?![A-Za-z0-9'’])(?!\.[0-9]|\s*\?)")
-_IS_RIGHT = r"\s+is\s+(?:the\s+)?(?:correct|right|best)\b"
-_STATED = re.compile(
-    rf"(?:\b(?:[Oo]ption|[Cc]hoice)\s+)?(?<![A-Za-z0-9])(?:[(\[]([A-Za-z]|[1-9])[)\]]|([A-Zb-hj-z]|[1-9]))\.?{_IS_RIGHT}|"
-    r"\b(?:[Oo]ption|[Cc]hoice)\s+[(\[]?([A-Za-z]|[1-9])(?![A-Za-z0-9])[)\]]?"
-    r"(?=\s*(?:$|[.,;:!](?![0-9])|(?:because|since|as|for)\b))"
-)
-# Of a clause before what it says: "statement 2 is correct", "neither B nor C is correct", "we rule out option B".
-_DENIES = re.compile(
-    r"\b(?:not|cannot|neither|nor|if|whether|statements?|than|rule|excluded?|eliminated?|discard|reject|wrong|incorrect)\b"
-    r"|n['’]t\b|\b(?:or|and)\s*$",
-    re.IGNORECASE,
-)
-_ANOTHER = re.compile(r"(?:and|or|/|&)?\s*[(\[]?(?:[A-Z]|[1-9])\b(?![A-Za-z'’])")
-_CLAUSE_END = re.compile(r"[.!?,;:]\s")
-_DEMANDED_LINE = re.compile(
-    r"\W*(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\W+(?:(?:option|choice)\W+)?[A-Z1-9]\W*(?:/answer\W*)?", re.IGNORECASE
-)
 
 
 def grade_choice(gold: str, text: str, *, options: tuple[str, ...] | None, max_answer_chars: int) -> Verdict:
@@ -71,7 +37,7 @@ def grade_choice(gold: str, text: str, *, options: tuple[str, ...] | None, max_a
 
 def ends_in_demanded_form(text: str) -> bool:
     """Whether the last line is "ANSWER: C": what prompts of multiple-choice sets demand, in place of a box."""
-    return _DEMANDED_LINE.fullmatch(_without_markup(text.rstrip().rpartition("\n")[2][-_LONGEST_LINE:])) is not None
+    return _RE.demanded_line.fullmatch(_without_markup(text.rstrip().rpartition("\n")[2][-_LONGEST_LINE:])) is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +52,7 @@ class Options:
     def named(self, text: str) -> str | None:
         """Letter of the option that `text` is: a label, an option's text, or both; None for anything else."""
         plain = _without_markup(text)
-        match = _LETTER.fullmatch(plain)
+        match = _RE.letter.fullmatch(plain)
         letter = self._letter(match[1]) if match else None
         if letter and match and not match[2] and (self.is_numbered or match[1].isupper()):
             # Of options that are letters or numbers themselves the label is meant.
@@ -105,7 +71,7 @@ class Options:
             return self.named(boxed) if len(boxed) <= max_answer_chars else None
         plain = _without_markup(text)
         line_end = None
-        for announced in reversed(list(_ANNOUNCED.finditer(plain))):
+        for announced in reversed(list(_RE.announced.finditer(plain))):
             end = plain.find("\n", announced.end(), announced.end() + max_answer_chars + 1)
             end = len(plain) if end < 0 else end
             rest = plain[announced.end() : end] if end - announced.end() <= max_answer_chars else ""
@@ -121,7 +87,7 @@ class Options:
         return whole or self._stated(plain)
 
     def _named_with_text(self, plain: str) -> str | None:
-        match = _WITH_TEXT.fullmatch(plain.strip("()[]."))
+        match = _RE.with_text.fullmatch(plain.strip("()[]."))
         if match is None or self.texts is None:
             return None
         letter = self._letter(match[1] or match[4])
@@ -132,8 +98,8 @@ class Options:
         for line in reversed(plain[-_LONGEST_STATEMENT:].splitlines()):
             named = {
                 self._letter(found[1] or found[2] or found[3])
-                for found in _STATED.finditer(line)
-                if not _DENIES.search(_CLAUSE_END.split(line[: found.start()])[-1])
+                for found in _RE.stated.finditer(line)
+                if not _RE.denies.search(_RE.clause_end.split(line[: found.start()])[-1])
             }
             if named:
                 return named.pop() if len(named) == 1 else None
@@ -141,13 +107,13 @@ class Options:
 
     def _first(self, line: str) -> str | None:
         """The label a line begins with, as in "C because ..."; not the article of "A good guess", nor "B or C"."""
-        match = _NAMED_FIRST.match(line)
+        match = _RE.named_first.match(line)
         if match is None:
             return None
         rest = line[match.end() :]
         # "A is correct" names an option all the same.
         is_article = match[2] in ("A", "I") and re.match(r" (?!is (?:the )?(?:correct|right|best)\b)[a-z]", rest)
-        if is_article or _ANOTHER.match(rest.lstrip(" )].,:")):
+        if is_article or _RE.another.match(rest.lstrip(" )].,:")):
             return None
         return self._letter(match[1] or match[2])
 
@@ -175,8 +141,8 @@ def _evened(text: str) -> str:
 @lru_cache(maxsize=4096)
 def _without_notation(text: str) -> str:
     """The same without what tells `$\\mathrm{CO}_{2}$` from CO2; empty where that is all."""
-    return _LOOSE.sub("", unicodedata.normalize("NFKC", _evened(text.translate(_SIGNS))))
+    return _RE.loose.sub("", unicodedata.normalize("NFKC", _evened(text.translate(_SIGNS))))
 
 
 def _without_markup(text: str) -> str:
-    return _MARKUP.sub("", _FONT.sub(r"\1", text)).strip()
+    return _RE.markup.sub("", _RE.font.sub(r"\1", text)).strip()

@@ -12,7 +12,7 @@ from string import ascii_uppercase
 
 from exgrpo_cli.grading.contradictions import contradict
 from exgrpo_cli.grading.notation import same_text
-from exgrpo_cli.grading.plain import plain_number, same_plain_number
+from exgrpo_cli.grading.plain import patterns, plain_number, same_plain_number
 from exgrpo_cli.grading.quantities import Unit, same_based_number, same_value, split_unit
 
 Compared = bool | tuple[str, str] | None
@@ -30,88 +30,49 @@ def compare_texts(gold: str, answer: str) -> bool | tuple[str, str]:
     return gold, answer
 
 
-_RESIDUE_CLASS = re.compile(r"\s*\\pmod \{[^{}]*\}")
+_RE = patterns("comparison")
 
 
 def _without_modulus(gold: str, answer: str) -> Compared:
     """The number that stands for a class of remainders where the gold names no modulus: 17 (mod 10) is not yet 7."""
     if "mod" in gold or "mod" not in answer:
         return None
-    return gold, _RESIDUE_CLASS.sub("", answer)
-
-
-# Letters of options.
-_FONT = r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*"
-_OPTION = re.compile(rf"(?:{_FONT}\{{\s*)?\(?([A-J])\)?[.]?\s*\}}?")
-_OPERATOR = r"(?:cup|cap|cdot|times|div|setminus|to|implies|land|lor|in|subset|le|ge|leq|geq|ne|neq)(?![A-Za-z])"
-_LABEL = re.compile(
-    rf"(?:{_FONT}\{{\s*\(?([A-J])\s*(?:\)[.:]?|[.:])\s*\}}|\{{?\(?([A-J]|(?<=\()[a-j])\)\}}?(?=\s*(?:[0-9]|\\(?!{_OPERATOR})))|"
-    r"([A-J])[.:](?=\s))\s*([^+*/^_=,;&\s].*)",
-    re.DOTALL,
-)
-_SEVERAL = re.compile(r"[,;/&]|\b(?:and|or)\b")
+    return gold, _RE.residue_class.sub("", answer)
 
 
 def _without_labels(gold: str, answer: str) -> Compared:
     """Both without the letter of an option before its text; a letter alone is compared with the letter there is."""
-    gold_letter, answer_letter = _OPTION.fullmatch(gold), _OPTION.fullmatch(answer)
+    gold_letter, answer_letter = _RE.option.fullmatch(gold), _RE.option.fullmatch(answer)
     gold_label, gold_rest = _split_label(gold, answer)
     answer_label, answer_rest = _split_label(answer, gold)
     if gold_letter and answer_label:
         return gold_letter[1] == answer_label.upper()
     if gold_label and answer_letter:
         return gold_label.upper() == answer_letter[1]
-    if gold_letter and not answer_letter and _SEVERAL.search(answer):
+    if gold_letter and not answer_letter and _RE.several.search(answer):
         return False
     return same_text(gold_rest, answer_rest) or (gold_rest, answer_rest)
 
 
 def _split_label(text: str, other: str) -> tuple[str | None, str]:
-    match = _LABEL.fullmatch(text)
+    match = _RE.label.fullmatch(text)
     label = (match[1] or match[2] or match[3]) if match else None
     # A small letter may be a factor.
-    is_factor = label is not None and label.islower() and label in _LONE_LETTER.findall(other)
+    is_factor = label is not None and label.islower() and label in _RE.lone_letter.findall(other)
     return (label, match[4].strip()) if match and not is_factor else (None, text)
-
-
-# What an equation says of a quantity, and its name: `12` and `P(4)` of `P(4)=12`. math-verify takes a letter before "="
-# for a name; a value such as `f(1)=2` it solves as an equation without unknowns, so that `f(1)=3` would be equal to it.
-_INDEX = r"(?:_(?:[0-9A-Za-z]|\{[^{}]*\}))?"
-_QUANTITY = (
-    rf"(?:[A-Za-z]|\\(?:alpha|beta|gamma|delta|theta|lambda|mu|rho|sigma|(?:var)?phi|omega)(?![A-Za-z]))\s*'*{_INDEX}"
-)
-_VALUE = re.compile(rf"([fghpqEFGHNPQRSTV]'*{_INDEX}(?:\^\s*(?:\{{-1\}}|'+))?)\s*\(([^()=]*)\)\s*")
-_NAME = re.compile(
-    rf"(?:{_QUANTITY}|{_VALUE.pattern}|m?\\(?:angle|triangle)\s*[A-Z]{{1,3}}|\|?[A-Z]{{2,3}}\|?|\\text\s*\{{[^{{}}]*\}}|"
-    rf"\\(?:sin|cos|tan|cot)\s*(?:\\angle\s*)?{_QUANTITY}|\\frac\s*\{{d[a-z]\}}\s*\{{d[a-z]\}})\s*"
-)
-_PLAIN_QUANTITY = re.compile(r"([A-Za-z])(_\{?[0-9A-Za-z]\}?)?\s*")
-_LETTER = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]")
-_LONE_LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
-_EQUALS = re.compile(r"(?<![<>!:=])=(?!=)")
-_TUPLES = re.compile(
-    r"\([^()]*,[^()]*\)(?:\s*(?:[,;]|\\text\s*\{\s*(?:and|or)\s*\}|\band\b|\bor\b)\s*\([^()]*,[^()]*\))+"
-)
-_POINT = re.compile(r"[A-Z]\s*=?\s*(\([^()]*,[^()]*\))")
-_NAMED_TUPLE = re.compile(r"\([A-Za-z](?:\s*,\s*[A-Za-z])+\)\s*=\s*(\([^()]*,[^()]*\))")
-_TUPLE = re.compile(r"\([^()]*,[^()]*\)")
-_SET_TO = re.compile(r"([A-Za-z])\s*=\s*([^=,;]*[^=,;\s])\s*")
-_CAPITAL = re.compile(
-    r"\\(?:text[a-z]*|[mh]box|math[a-z]+|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z]{3,}|([A-Z])(?!\s*[_'(])"
-)
 
 
 def has_letter(text: str) -> bool:
     """Whether a letter stands for a quantity somewhere, rather than for a command."""
-    return _LETTER.search(text) is not None
+    return _RE.letter.search(text) is not None
 
 
 def _split_name(text: str) -> tuple[str, str] | None:
     """Name and value of an equation; None where the text is no equation, or of no name. Sums of numbers are names."""
-    sides = _EQUALS.split(text)
+    sides = _RE.equals.split(text)
     if len(sides) != 2 or not sides[1].strip():
         return None
-    is_name = _NAME.fullmatch(sides[0]) or (sides[0].strip() and not _LETTER.search(text))
+    is_name = _RE.name.fullmatch(sides[0]) or (sides[0].strip() and not _RE.letter.search(text))
     return (sides[0].strip(), sides[1].strip()) if is_name else None
 
 
@@ -123,9 +84,9 @@ def _without_name(gold: str, answer: str) -> Compared:
 
 
 def _without_named_tuple(gold: str, answer: str) -> Compared:
-    if _NAMED_TUPLE.fullmatch(gold) and _NAMED_TUPLE.fullmatch(answer):
+    if _RE.named_tuple.fullmatch(gold) and _RE.named_tuple.fullmatch(answer):
         return None
-    return _NAMED_TUPLE.sub(r"\1", gold), _NAMED_TUPLE.sub(r"\1", answer)
+    return _RE.named_tuple.sub(r"\1", gold), _RE.named_tuple.sub(r"\1", answer)
 
 
 def _as_tuple(text: str, other: str) -> str:
@@ -133,14 +94,14 @@ def _as_tuple(text: str, other: str) -> str:
 
     Where the other lists several, solutions of several quantities are tuples too.
     """
-    solutions = _OR.split(text)
-    if len(solutions) > 1 and _TUPLES.fullmatch(other):
+    solutions = _RE.either.split(text)
+    if len(solutions) > 1 and _RE.tuples.fullmatch(other):
         return ",".join(_as_tuple(solution.strip(), "(,)") for solution in solutions)
-    if not _TUPLE.fullmatch(other):
+    if not _RE.tuple.fullmatch(other):
         return text
-    if point := _POINT.fullmatch(text):
+    if point := _RE.point.fullmatch(text):
         return point[1]
-    values = [_SET_TO.fullmatch(part.strip()) for part in re.split(r"[,;]|\\text\s*\{\s*and\s*\}|\band\b", text)]
+    values = [_RE.set_to.fullmatch(part.strip()) for part in re.split(r"[,;]|\\text\s*\{\s*and\s*\}|\band\b", text)]
     by_name = {value[1]: value[2] for value in values if value}
     return f"({','.join(by_name[name] for name in sorted(by_name))})" if len(by_name) == len(values) > 1 else text
 
@@ -158,11 +119,11 @@ def _without_shared_name(gold: str, answer: str) -> Compared:
     golds, answers = _split_name(gold), _split_name(answer)
     if golds is None or answers is None:
         return None
-    lone = set(_LONE_LETTER.findall(f"{golds[1]} {answers[1]}"))
-    quantities = _PLAIN_QUANTITY.fullmatch(golds[0]), _PLAIN_QUANTITY.fullmatch(answers[0])
-    if not _LETTER.search(golds[0] + answers[0]) or _even(golds[0]) == _even(answers[0]):
+    lone = set(_RE.lone_letter.findall(f"{golds[1]} {answers[1]}"))
+    quantities = _RE.plain_quantity.fullmatch(golds[0]), _RE.plain_quantity.fullmatch(answers[0])
+    if not _RE.letter.search(golds[0] + answers[0]) or _even(golds[0]) == _even(answers[0]):
         return None if quantities[0] and quantities[0][1] in lone else (golds[1], answers[1])
-    values = _VALUE.fullmatch(golds[0]), _VALUE.fullmatch(answers[0])
+    values = _RE.value.fullmatch(golds[0]), _RE.value.fullmatch(answers[0])
     if values[0] and values[1] and values[0][1] == values[1][1]:
         return False if any(char.isdigit() for char in values[0][2] + values[1][2]) else None
     if not (quantities[0] and quantities[1] and quantities[0][1].lower() == quantities[1][1].lower()):
@@ -177,23 +138,18 @@ def _with_told_cases(gold: str, answer: str) -> Compared:
     both = _letters_in_both_cases(gold) or _letters_in_both_cases(answer)
 
     def told(text: str) -> str:
-        return _CAPITAL.sub(lambda found: f"{found[1]}_{{1}}" if found[1] in both else found[0], text)
+        return _RE.capital.sub(lambda found: f"{found[1]}_{{1}}" if found[1] in both else found[0], text)
 
     return (told(gold), told(answer)) if both else None
 
 
 def _letters_in_both_cases(text: str) -> frozenset[str]:
-    letters = frozenset(_CAPITAL.sub(lambda found: found[1] or "", text))
+    letters = frozenset(_RE.capital.sub(lambda found: found[1] or "", text))
     return frozenset(letter for letter in letters if letter in ascii_uppercase and letter.lower() in letters)
 
 
-# Lists: math-verify reads one as a set and loses how often a root is listed.
-_SEPARATOR = re.compile(r"\\text\s*\{\s*,?\s*(?:and|or)\s*\}|\b(?:and|or)\b|[,;]|\\[{}]|[()\[\]{}]")
 _OPENING, _CLOSING = frozenset(("(", "[", "{", r"\{")), frozenset((")", "]", "}", r"\}"))
-_SOLVED_FOR = re.compile(r"[A-Za-z](?:_\{?[0-9A-Za-z]\}?)?\s*=\s*")
-_OR = re.compile(r"\\text\s*\{\s*,?\s*or\s*\}|\bor\b|;")
 _FEWEST_IN_ORDER = 4
-_PARTS = re.compile(r"[^=<>|,;]*")
 
 
 def _loses_roots(gold: str, answer: str) -> bool:
@@ -224,7 +180,7 @@ def _reorders(gold: str, answer: str) -> bool:
 
 def _regroups(gold: str, answer: str) -> bool:
     """Whether two lists of solutions, `x=1, y=2 or x=3, y=4`, hold the same equations in other groups."""
-    golds, answers = ([Counter(map(_even, _items(part))) for part in _OR.split(side)] for side in (gold, answer))
+    golds, answers = ([Counter(map(_even, _items(part))) for part in _RE.either.split(side)] for side in (gold, answer))
     if len(golds) != len(answers) or len(golds) < 2 or sum(golds, Counter()) != sum(answers, Counter()):
         return False
     return any(golds.count(group) != answers.count(group) for group in golds)
@@ -236,7 +192,7 @@ def _as_shares(gold: str, answer: str) -> Compared:
     shares = []
     for text in (gold, answer):
         parts = [part.strip() for part in text.split(":")]
-        if len(parts) >= 3 and all(parts) and _PARTS.fullmatch(text):
+        if len(parts) >= 3 and all(parts) and _RE.parts.fullmatch(text):
             shares.append("({})".format(",".join(rf"\frac{{{part}}}{{{parts[0]}}}" for part in parts[1:])))
     if len(shares) == 2:
         return (shares[0], shares[1]) if gold.count(":") == answer.count(":") else False
@@ -250,7 +206,7 @@ def _even(item: str) -> str:
 def _items(text: str) -> list[str]:
     """The parts between commas, "and" and "or" outside all brackets."""
     items, depth, start = [], 0, 0
-    for match in _SEPARATOR.finditer(text):
+    for match in _RE.separator.finditer(text):
         if match[0] in _OPENING:
             depth += 1
         elif match[0] in _CLOSING:
@@ -264,20 +220,16 @@ def _items(text: str) -> list[str]:
 
 def _key(item: str) -> object:
     # Without braces \\sqrt2 and \\sqrt{2} are one.
-    item = _SOLVED_FOR.sub("", item, count=1)
+    item = _RE.solved_for.sub("", item, count=1)
     value = plain_number("".join(item.split()))
     return _even(item) if value is None else value
-
-
-# Units and per cent.
-_PERCENT = re.compile(r"\\?%\s*$|\bper\s?cent\b\s*\}?\s*$")
 
 
 def _in_same_unit(gold: str, answer: str) -> Compared:
     """Both without their units, the answer in that of the gold; no comparison where only one of them names a unit."""
     gold_head, gold_unit = split_unit(gold)
     answer_head, answer_unit = split_unit(answer)
-    if (gold_unit and _PERCENT.search(answer)) or (answer_unit and _PERCENT.search(gold)):
+    if (gold_unit and _RE.percent.search(answer)) or (answer_unit and _RE.percent.search(gold)):
         return False
     ratio = _ratio(gold, gold_unit, answer, answer_unit)
     if ratio is None:
@@ -313,19 +265,19 @@ def _ratio(gold: str, gold_unit: Unit | None, answer: str, answer_unit: Unit | N
 
 def _same_per_cent(gold: str, answer: str) -> bool:
     """Whether a gold in per cent is met by its number, or by what it is as a share; False where unsure."""
-    if not _PERCENT.search(gold):
+    if not _RE.percent.search(gold):
         return False
-    per_cent, value = (plain_number(_PERCENT.sub("", side).strip()) for side in (gold, answer))
+    per_cent, value = (plain_number(_RE.percent.sub("", side).strip()) for side in (gold, answer))
     if per_cent is None or value is None:
         return False
-    return value == per_cent or (value == per_cent / 100 and not _PERCENT.search(answer))
+    return value == per_cent or (value == per_cent / 100 and not _RE.percent.search(answer))
 
 
 def _is_more_than_all(gold: str, answer: str) -> bool:
     """Whether an answer in per cent would be a share of more than the whole: 700 % is no 7."""
-    if _PERCENT.search(gold) or not _PERCENT.search(answer):
+    if _RE.percent.search(gold) or not _RE.percent.search(answer):
         return False
-    value, per_cent = plain_number(gold), plain_number(_PERCENT.sub("", answer).strip())
+    value, per_cent = plain_number(gold), plain_number(_RE.percent.sub("", answer).strip())
     return value is not None and per_cent is not None and abs(value) > 1 and per_cent != value
 
 

@@ -10,7 +10,6 @@ math-verify spends most of its time on trying to simplify the difference of the 
 """
 
 import logging
-import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from random import Random
@@ -29,26 +28,15 @@ from exgrpo_cli.grading.choice import Options, grade_choice
 from exgrpo_cli.grading.comparison import compare_texts, has_letter
 from exgrpo_cli.grading.extract import boxed_or_all
 from exgrpo_cli.grading.notation import in_box, plain_notation, same_text, with_last_letters_in_text
-from exgrpo_cli.grading.plain import tables, verdict_of
+from exgrpo_cli.grading.plain import patterns, tables, verdict_of
 from exgrpo_cli.grading.quantities import split_unit
 
 PATCHES_HOLD_FOR = {"math-verify": "0.9", "latex2sympy2_extended": "1.11"}
 """Versions whose internals are replaced here: a method of the converter, a function of the parser and of the grader."""
 _LETTERED = Options(texts=None, is_numbered=False)
-_OPTIONS_LETTER = re.compile(r"[A-J]")
-_ANNOUNCED = re.compile(r".*(?:\banswer(?:\s+is\s*:?|\s*:)|####)\s*([^\n]+?)[.\s]*$", re.IGNORECASE | re.DOTALL)
-_MARKED = re.compile(r"####\s*([-−]?\\?\$?[0-9][0-9.,]*)\s+[a-z(][^\n]*\s*$")
-"""A number in the last line of an answer to GSM8K, with words behind it."""
-_DENIED = re.compile(
-    r"\banswer\s+is\s+not\b|\b(?:wrong|incorrect|false|not\s+(?:correct|right|true))[.!\s]*$", re.IGNORECASE
-)
-_HOPE = re.compile(r"\s*I hope (?:it|this) is correct\.?\s*$")
-"""Last words that prompts of few-shot examples teach."""
-_SIGN_BEFORE_MONEY = re.compile(r"(?<=[\s(])([-−])\\?\$(?=[0-9][0-9,.]*(?:[\s!?;)]|$))")
-_LAST_NUMBER = re.compile(r"(?<![0-9.,])[-+]?[0-9][0-9.,]*(?=[^0-9]*(?:\^\{?[0-9]\}?)?[^0-9]*$)")
+_RE = patterns("mathematics")
 _SHORT = 80
 """Characters of an announced answer that is read as one formula."""
-_LAST_FORMULA = re.compile(r"(?:\$|\\[(\[])([^$]+?)(?:\$|\\[)\]])[.\s]*$")
 _END_CHARS = 200
 """End of a text in which its announced answer or last formula is looked for."""
 _BOX = r"\boxed{"
@@ -158,16 +146,16 @@ def _is_untrue(answer: str) -> bool:
 
 def grade_text(gold: str, text: str) -> Verdict:
     """Verdict on a text without a box: equal to the gold, naming its option, or holding its value somewhere."""
-    text = _SIGN_BEFORE_MONEY.sub(r"\1", _HOPE.sub("", text))
+    text = _RE.sign_before_money.sub(r"\1", _RE.hope.sub("", text))
     plain_gold = plain_notation(boxed_or_all(gold))
     if same_text(plain_gold, plain_notation(text) or text):
         return Verdict.CORRECT
-    if _OPTIONS_LETTER.fullmatch(plain_gold) and _LETTERED.answered(text, len(text)) is not None:
+    if _RE.options_letter.fullmatch(plain_gold) and _LETTERED.answered(text, len(text)) is not None:
         return grade_choice(gold, text, options=None, max_answer_chars=len(text))
     end = text[-_END_CHARS:]
-    if _DENIED.search(end):
+    if _RE.denied.search(end):
         return Verdict.WRONG
-    announced, marked = _ANNOUNCED.match(end), _MARKED.search(end)
+    announced, marked = _RE.announced.match(end), _RE.marked.search(end)
     answer = plain_notation(announced[1]) if announced else ""
     said = compare_texts(plain_gold, answer) if answer else False
     if said is True:
@@ -184,17 +172,17 @@ def grade_text(gold: str, text: str) -> Verdict:
 
 def _compared_with_unit(plain_gold: str, end: str) -> bool | tuple[str, str] | None:
     """The last number of a text against the gold, where no formula is behind it and both name their units."""
-    if split_unit(plain_gold)[1] is None or _LAST_FORMULA.search(end):
+    if split_unit(plain_gold)[1] is None or _RE.last_formula.search(end):
         return None
     content = plain_notation(end.rstrip(".,;:!? \n"))
-    number = _LAST_NUMBER.search(content)
+    number = _RE.last_number.search(content)
     last = content[number.start() :] if number else ""
     return compare_texts(plain_gold, last) if split_unit(last)[1] else None
 
 
 def _is_misread(plain_gold: str, end: str) -> bool:
     """Whether math-verify accepts the formula at the end of a text though it differs, in its base or unit."""
-    found = _LAST_FORMULA.search(end)
+    found = _RE.last_formula.search(end)
     if found is None:
         return False
     content = plain_notation(found[1])

@@ -12,7 +12,8 @@ from functools import lru_cache
 from typing import Any
 from unicodedata import normalize
 
-from exgrpo_cli.grading.plain import tables
+from exgrpo_cli.base.data import expanded
+from exgrpo_cli.grading.plain import patterns, tables
 
 Rule = tuple[re.Pattern[str], "str | Callable[[re.Match[str]], str]"]
 """A pattern and what stands in its place."""
@@ -24,10 +25,7 @@ def _applied(rules: Iterable[Rule], text: str) -> str:
     return text
 
 
-_WHOLE_IN_FONT = re.compile(
-    r"\\(?:textbf|mathbf|boldsymbol|bm|pmb|bold|underline|ensuremath|mathrm|mathit|mbox|text)\s*\{"
-)
-_WORD = re.compile(r"[A-Za-z]{2}|^\(?[A-Za-z]\)?$")
+_RE = patterns("notation")
 _TABLES: dict[str, Any] = tables()["notation"]
 _COMMANDS: dict[str, str] = tables()["commands"]
 _PIECES: dict[str, str] = _TABLES["pieces"] | {"commands": "|".join(_COMMANDS)}
@@ -58,7 +56,7 @@ def _rules(name: str) -> Sequence[Rule]:
     """The rules of a table, in order."""
     return [
         (
-            re.compile(re.sub("«([a-z]+)»", lambda found: _PIECES[found[1]], pattern)),
+            re.compile(expanded(pattern, _PIECES)),
             _WRITTEN.get(replacement, replacement),
         )
         for pattern, replacement in _TABLES[name]
@@ -66,11 +64,6 @@ def _rules(name: str) -> Sequence[Rule]:
 
 
 _RULES = {name: _rules(name) for name in _TABLES if name != "pieces"}
-_ANNOUNCEMENT = re.compile(r"\\(?:text|mbox|textrm|mathrm)\s*\{[^{}]*\b(?:is|are|equals|answer)\s*:?\s*\}\s*:?\s*")
-_LAST_MARK = re.compile(
-    r"(?:(?<![.\\])\.{1,2}|(?<!\\)[,;:]|\\text\s*\{\s*[.,;:!]?\s*\}|"
-    r"(?<=\S)\s*\\(?:(?:checkmark|square|blacksquare|Box|qed|hfill)(?![A-Za-z])|tag\*?\s*\{[^{}]*\}))\s*$"
-)
 _MOST_LAST_MARKS = 4
 """In one pass. Each takes a look at the whole text, so a thousand of them may not."""
 _FRACTIONS = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
@@ -80,8 +73,6 @@ _CHARACTERS = str.maketrans(
     | {sign: r"\frac{{{}}}{{{}}}".format(*normalize("NFKC", sign).split("\N{FRACTION SLASH}")) for sign in _FRACTIONS}
     | tables()["signs"]
 )
-_AMOUNT = r"\s*([0-9](?:[0-9.,~]|\\[,;:! ]|\{,\})*)"
-_MONEY = re.compile(rf"\$?\\\${_AMOUNT}\$?|\${_AMOUNT}|(\\text\{{ (?:euros|pounds)\}}){_AMOUNT}")
 _MAX_PASSES = 4
 
 
@@ -91,7 +82,7 @@ def plain_notation(content: str) -> str:
     text = content if content.isascii() else _applied(_RULES["print"], content).translate(_CHARACTERS)
     # 12 dollars for \$12: the sign goes with the dollars of mathematics.
     text = _applied(_RULES["white_space"], text)
-    money = _MONEY.fullmatch(text.strip())
+    money = _RE.money.fullmatch(text.strip())
     if money:
         text = (money[1] or money[2] or money[4]) + (money[3] or r"\text{ dollars}")
     # A full stop behind bold print hides that all of it is bold: what one pass takes away may show more.
@@ -107,20 +98,22 @@ def _simplified(text: str) -> str:
     if text.isdigit():
         return text
     text = _applied(_RULES["letters"], _unwrapped(_applied(_RULES["wrappers"], text).strip()))
-    text = _applied(_RULES["constructs"], _ANNOUNCEMENT.sub("", text, count=1)).strip()
+    text = _applied(_RULES["constructs"], _RE.announcement.sub("", text, count=1)).strip()
     for _ in range(_MOST_LAST_MARKS):
-        text = _LAST_MARK.sub("", text).rstrip()
+        text = _RE.last_mark.sub("", text).rstrip()
     return _applied(_RULES["numbers"], text).strip()
 
 
 def _unwrapped(text: str) -> str:
     """The inside of one font command or pair of braces around everything, unless it is words alone."""
-    match = _WHOLE_IN_FONT.match(text)
+    match = _RE.whole_in_font.match(text)
     opening = match.end() - 1 if match else 0
     if text[opening : opening + 1] != "{" or _closing(text, opening) != len(text) - 1:
         return text
     inside = text[opening + 1 : -1].strip()
-    is_mathematics = match is None or any(char in inside for char in "\\0123456789^_=+<>") or not _WORD.search(inside)
+    is_mathematics = (
+        match is None or any(char in inside for char in "\\0123456789^_=+<>") or not _RE.word.search(inside)
+    )
     return inside if inside and is_mathematics else text
 
 
@@ -133,36 +126,26 @@ def _closing(text: str, opening: int) -> int | None:
     return None
 
 
-_SINGLE = re.compile(r"(?<!\\)\{([0-9A-Za-z])\}")
-_WRITTEN_WORD = re.compile(r"[A-Za-z][a-z]{3,}")
-_TEXT_OR_WORD = re.compile(r"\\text\s*\{\s*([A-Za-z ]{3,})\}|([A-Za-z ]{3,})")
-
-
 def same_text(first: str, second: str) -> bool:
     """Whether two texts in plain notation differ in nothing but white space, where it says nothing, not between digits,
     braces around one letter or digit, and the case of words in text."""
     if _without_idle_spaces(first) == _without_idle_spaces(second):
         return True
-    words = _TEXT_OR_WORD.fullmatch(first), _TEXT_OR_WORD.fullmatch(second)
+    words = _RE.text_or_word.fullmatch(first), _RE.text_or_word.fullmatch(second)
     if words[0] is None or words[1] is None:
         return False
-    if not (words[0][1] or words[1][1]) and not (_WRITTEN_WORD.fullmatch(first) and _WRITTEN_WORD.fullmatch(second)):
+    if not (words[0][1] or words[1][1]) and not (
+        _RE.written_word.fullmatch(first) and _RE.written_word.fullmatch(second)
+    ):
         return False
     return (words[0][1] or words[0][2]).casefold().split() == (words[1][1] or words[1][2]).casefold().split()
 
 
 def _without_idle_spaces(text: str) -> str:
-    return _SINGLE.sub(r"\1", re.sub(r"(?<![0-9])\s+|\s+(?![0-9])", "", text))
+    return _RE.single.sub(r"\1", re.sub(r"(?<![0-9])\s+|\s+(?![0-9])", "", text))
 
 
-_TEXTS = r"\\(?:text|mbox|textrm|mathrm|textbf|textit|mathit|mathbf)"
-_LAST_WORDS = re.compile(rf"(?:{_TEXTS}\s*\{{[^{{}}]*\}}(?:\^(?:[0-9]|\{{\s*-?[0-9]\s*\}}))?\s*)+$")
-_WORDS_THEN_BRACE = re.compile(r"\\(?:text|mbox|math(?:rm|it|bf))[^{}]*\{[^{}]*\}.*\}$", re.DOTALL)
-_FRACTION_OF_HUNDRED = re.compile(r"(-?)\\frac\{([0-9]+)\}\{([0-9]+)\}\s*\\?%")
-_LAST_LETTERS = re.compile(r"(?:(?<=[0-9}])|(?<=\s))([A-Za-z]{1,3})$")
-_NUMBER = re.compile(r"[-+]?\s*(?:[0-9][0-9.,]*|\\frac\s*\{[0-9]+\}\s*\{[0-9]+\}|[0-9]+/[0-9]+)\s*")
 _NO_UNITS, _OTHERS = (frozenset(tables()["words"][name].split()) for name in ("no_units", "taken_for_units"))
-_FORMULA = re.compile(r"(\$|\\[(\[])([^$]{1,2000}?)(\$|\\[)\]])")
 
 
 def in_box(content: str) -> str:
@@ -172,9 +155,9 @@ def in_box(content: str) -> str:
     at the very end go, where anything is left, and a space behind the last brace keeps the rest.
     """
     content = content.replace(r"\pmod {", r"\mod {")
-    head = _LAST_WORDS.sub("", content).rstrip()
-    content = _FRACTION_OF_HUNDRED.sub(r"\1\\frac{\2}{\g<3>00}", _with_last_letters(head or content))
-    return rf"\boxed{{{content}\,}}" if _WORDS_THEN_BRACE.search(content) else rf"\boxed{{{content}}}"
+    head = _RE.last_words.sub("", content).rstrip()
+    content = _RE.fraction_of_hundred.sub(r"\1\\frac{\2}{\g<3>00}", _with_last_letters(head or content))
+    return rf"\boxed{{{content}\,}}" if _RE.words_then_brace.search(content) else rf"\boxed{{{content}}}"
 
 
 def _with_last_letters(content: str) -> str:
@@ -182,14 +165,14 @@ def _with_last_letters(content: str) -> str:
 
     math-verify takes c, d, g, h, l, m, s, t, ab, bc and more at the end for units: `a^2+b^2+2ab` would be a^2+b^2+2.
     """
-    last = _LAST_LETTERS.search(content)
+    last = _RE.last_letters.search(content)
     if last is None or not {last[1], last[1].removesuffix("s")} & (_NO_UNITS | _OTHERS):
         return content
-    if _NUMBER.fullmatch(content[: last.start()]) and last[1].removesuffix("s") not in _NO_UNITS:
+    if _RE.number.fullmatch(content[: last.start()]) and last[1].removesuffix("s") not in _NO_UNITS:
         return content
     return content[: last.start(1)] + "".join(f"{{{letter}}}" for letter in last[1])
 
 
 def with_last_letters_in_text(text: str) -> str:
     """The same for each formula between dollars or TeX's brackets in a text."""
-    return _FORMULA.sub(lambda found: found[1] + _with_last_letters(found[2].rstrip()) + found[3], text)
+    return _RE.formula.sub(lambda found: found[1] + _with_last_letters(found[2].rstrip()) + found[3], text)

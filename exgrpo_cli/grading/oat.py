@@ -16,16 +16,12 @@ import sympy
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
 from exgrpo_cli.base.types import Verdict
-from exgrpo_cli.grading.plain import tables, verdict_of
+from exgrpo_cli.grading.plain import patterns, tables, verdict_of
 
 _LATEX_THEN_EXPRESSION = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
 _UNITS = sorted(tables()["oat"]["units"].split(), key=len, reverse=True)
 _UNIT_WORD = re.compile(rf"(^|\W)(?:{'|'.join(_UNITS)})s?(?=$|\W)")
-_WHOLE_TEXT = re.compile(r"\\text\{(.+?)\}")
-_LAST_TEXT = re.compile(r"\\text\{.*?\}$")
-_THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?:[^0-9]|$))")
-_BARE_FRACTION = re.compile(r"-?[0-9]+.?/0*[1-9][0-9]*.?")
-_TOO_HARD = re.compile(r"\^[{(]|\^[0-9]+\^|\^[0-9][0-9]")
+_RE = patterns("oat")
 _SIGNS: dict[str, str] = tables()["oat"]["signs"]
 
 
@@ -44,10 +40,10 @@ def grade(gold: str, answer: str) -> Verdict:
 def _as_text(answer: str) -> str:
     """MATH's rules for comparing answers as texts, with units taken away."""
     text = answer.strip()
-    whole = _WHOLE_TEXT.fullmatch(text)
+    whole = _RE.whole_text.fullmatch(text)
     text = whole[1].strip() if whole else text
     text = _replaced(text, "before_units")
-    text = _LAST_TEXT.sub("", text).strip() or text
+    text = _RE.last_text.sub("", text).strip() or text
     for _ in range(2):
         text = _UNIT_WORD.sub(r"\1", text) or text
     text = _replaced(text, "without_units")
@@ -78,13 +74,13 @@ def _same_under_sympy(gold: str, answer: str) -> bool:
 
 def _same_element(gold: str, answer: str) -> bool:
     """A fraction has to be reduced like the gold, an integer to be written as one."""
-    if _BARE_FRACTION.fullmatch(gold) and _BARE_FRACTION.fullmatch(answer):
+    if _RE.bare_fraction.fullmatch(gold) and _RE.bare_fraction.fullmatch(answer):
         return gold == answer
     if _is_integer(gold) != _is_integer(answer):
         return False
     difference = f"({gold})-({answer})"
     letters = {char for char in difference.replace("sqrt", "").replace("frac", "") if char.isalpha()}
-    if len(letters) > 2 or _TOO_HARD.search(difference):
+    if len(letters) > 2 or _RE.too_hard.search(difference):
         return False
     try:
         return bool(sympy.simplify(read_formula(difference)) == 0)
@@ -95,7 +91,7 @@ def _same_element(gold: str, answer: str) -> bool:
 @lru_cache(maxsize=1024)
 def _as_formula(answer: str) -> str:
     """An answer as a line that sympy reads."""
-    whole = _WHOLE_TEXT.fullmatch(answer)
+    whole = _RE.whole_text.fullmatch(answer)
     text = whole[1] if whole else answer
     text = _replaced(text, "formula")
     if text.startswith("{") and text.endswith("}"):
@@ -123,7 +119,7 @@ def _without_commands(text: str) -> str:
 
 def _elements(text: str) -> list[str]:
     """Elements of a tuple or interval without inner brackets; else the whole text."""
-    text = _THOUSANDS.sub("", text)
+    text = _RE.thousands.sub("", text)
     if len(text) > 2 and text[0] in "()[]" and text[-1] in "()[]" and not any(char in "()[]" for char in text[1:-1]):
         return [element.strip() for element in text[1:-1].split(",")]
     return [text] if text else []
@@ -131,7 +127,7 @@ def _elements(text: str) -> list[str]:
 
 def _is_integer(text: str) -> bool:
     try:
-        number = float(_THOUSANDS.sub("", text))
+        number = float(_RE.thousands.sub("", text))
     except ValueError:
         return False
     return abs(number) < 1e300 and abs(number - round(number)) <= 1e-7
@@ -141,7 +137,6 @@ def _is_integer(text: str) -> bool:
 # model wrote must never get there. Read are numbers, letters, `pi`, `sqrt()`, `ln()`, the four operations, powers,
 # factorials and round brackets; two things side by side are a product, which binds like any other, so that 1/2x is half
 # of x. With products written out, and a factorial as an attribute, Python's grammar binds as it should.
-_TOKEN = re.compile(r"\s*((?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?|sqrt|pi|ln|[^\W\d_]|\*\*|[-+*/^()!])")
 _FUNCTIONS = {"sqrt": sympy.sqrt, "ln": sympy.log}
 _SIGNS = {sign: sign for sign in ("+", "-", "*", "/", "**", "(", ")", *_FUNCTIONS)} | {"^": "**", "!": ".factorial"}
 _BEFORE_OPERAND = {"+", "-", "*", "/", "**", "^", "(", *_FUNCTIONS}
@@ -163,7 +158,7 @@ def read_formula(text: str) -> sympy.Expr:
     Raises:
         NotAFormulaError: anything else than a whole formula.
     """
-    tokens = _TOKEN.findall(text)
+    tokens = _RE.token.findall(text)
     # A formula is nothing but its tokens and white space.
     is_whole = "".join(tokens) == "".join(text.split()) and "!!" not in text
     if not is_whole or len(tokens) > _MOST_TOKENS or sum(token in ("(", "^", "**") for token in tokens) > _MOST_NESTED:

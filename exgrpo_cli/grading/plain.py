@@ -6,12 +6,11 @@ trip to a worker. Whatever the patterns below do not cover goes to math-verify: 
 """
 
 import re
-import tomllib
 from fractions import Fraction
-from functools import lru_cache
-from importlib.resources import files
+from types import SimpleNamespace
 from typing import Any
 
+from exgrpo_cli.base import data
 from exgrpo_cli.base.types import Verdict
 
 # Python refuses to read integers of more than 4,300 digits.
@@ -28,10 +27,14 @@ _DECIMAL = re.compile(rf"(?:[\-−]?[0-9]+|-?{_THOUSANDS})\.[0-9]{{1,{_MAX_PLACE
 _FRACTION = re.compile(r"(-?)(?:\\[dt]?frac\{(-?[0-9]{1,9})\}\{(-?[0-9]{1,9})\}|([0-9]{1,9})/([0-9]{1,9}))")
 
 
-@lru_cache(maxsize=1)
 def tables() -> dict[str, Any]:
-    """Words and signs that the graders know; not to be changed by callers."""
-    return tomllib.loads(files("exgrpo_cli.grading").joinpath("tables.toml").read_text(encoding="utf-8"))
+    """Words, signs and patterns that the graders know; not to be changed by callers."""
+    return data.tables(__file__, "tables.toml")
+
+
+def patterns(module: str) -> SimpleNamespace:
+    """The patterns of a module of the graders, by name."""
+    return data.patterns(tables()["patterns"][module], tables()["patterns"]["pieces"])
 
 
 def verdict_of(is_right: bool) -> Verdict:

@@ -10,20 +10,11 @@ from collections import Counter
 from fractions import Fraction
 from typing import NamedTuple
 
-from exgrpo_cli.grading.plain import plain_number, tables
+from exgrpo_cli.grading.plain import patterns, plain_number, tables
 
 _BASE_OF_WORD = {name: base for base, name in enumerate(tables()["words"]["bases"].split(), start=2)} | {"sixteen": 16}
-_BASED = re.compile(
-    r"\(?\s*(?:\\(?:text|mathrm)\s*\{)?((?=[A-Fa-f]*[0-9]|(?-i:[A-F]{2}))[0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?)\}?\s*\)?\s*"
-    r"_\s*\{?\s*(?:\\(?:text|mathrm)\s*\{)?\s*\(?(?:base\s*\}?\s*)?([0-9]{1,2}|[a-z]{1,8})\)?\s*\}{0,2}",
-    re.IGNORECASE,
-)
-_DIGITS = re.compile(r"\(?([0-9A-Fa-f]+)\)?")
-_POWER_OF_TEN = re.compile(
-    r"([+-]?[0-9]{1,15}(?:\.[0-9]{1,15})?)(?:\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*\{?\s*([+-]?[0-9]{1,3})\s*\}?|[eE]([+-]?[0-9]{1,3}))"
-)
+_RE = patterns("quantities")
 _FAR = Fraction(1, 10_000)
-_PLAIN_DECIMAL = re.compile(r"[+-]?[0-9]{1,15}\.[0-9]{1,15}")
 
 
 def same_based_number(gold: str, answer: str) -> bool | None:
@@ -58,9 +49,9 @@ def same_value(gold: str, answer: str) -> bool | None:
 
 
 def _read(text: str) -> tuple[str | None, int | str | None]:
-    based = _BASED.fullmatch(text)
+    based = _RE.based.fullmatch(text)
     if based is None:
-        bare = _DIGITS.fullmatch(text)
+        bare = _RE.digits.fullmatch(text)
         return (_evened(bare[1]) if bare else None), None
     base = int(based[2]) if based[2].isdigit() else _BASE_OF_WORD.get(based[2].lower(), based[2])
     if not based[1].replace(".", "").isdigit() and not (isinstance(base, int) and base > 10):
@@ -73,10 +64,10 @@ def _evened(digits: str) -> str:
 
 
 def _value(text: str) -> Fraction | None:
-    power = _POWER_OF_TEN.fullmatch(rf"1 \cdot {text}" if text.startswith("10^") else text)
+    power = _RE.power_of_ten.fullmatch(rf"1 \cdot {text}" if text.startswith("10^") else text)
     if power:
         return Fraction(power[1]) * Fraction(10) ** int(power[2] or power[3])
-    return Fraction(text) if _PLAIN_DECIMAL.fullmatch(text) else plain_number(text)
+    return Fraction(text) if _RE.plain_decimal.fullmatch(text) else plain_number(text)
 
 
 _SYMBOLS: dict[str, tuple[dict[str, int], Fraction]] = {}
@@ -89,23 +80,11 @@ for _dimensions, _units in tables()["units"].items():
         _SYMBOLS[_symbol] = _powers, Fraction(_size)
         _NAMES.update(dict.fromkeys(_names, _symbol))
 _WRAPPER = r"\\(?:text|textrm|textbf|textit|mathrm|mathbf|mathit|mbox|operatorname)"
-_WRAPPED = re.compile(rf"{_WRAPPER}\s*\{{((?:[^{{}}]|\{{[^{{}}]*\}})*)\}}")
-_TAIL = re.compile(
-    rf"(?:{_WRAPPER}\s*\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|\^\s*(?:\{{\s*)?-?[0-9](?:\s*\}})?|\\cdot(?![a-z])|[\s/*.])+"
-)
-_DEGREES = re.compile(rf"\s*\^\s*\{{?\s*\\circ\s*\}}?\s*(?:(?:{_WRAPPER}\s*\{{)?\s*(?P<scale>[CF])\.?\s*\}}?)?\s*$")
-_SCALE = re.compile(r"\bdegrees?\s+(c|f|celsius|fahrenheit)\b", re.IGNORECASE)
-_FRACTION = re.compile(
-    rf"\\frac\s*\{{\s*({_WRAPPER}\s*\{{[^{{}}]*\}}(?:\^\{{?[0-9]\}}?)?)\s*\}}"
-    rf"\s*\{{\s*({_WRAPPER}\s*\{{[^{{}}]*\}}(?:\^\{{?[0-9]\}}?)?)\s*\}}\s*$"
-)
 _BARE_NAMES = "|".join(sorted((name + "s?" for name in _NAMES if len(name) > 2), key=len, reverse=True))
 _BARE_TAIL = re.compile(
     rf"(?<=[0-9}})\s])\s*((?:square |cubic |sq\.? |cu\.? )?(?:mm|cm|dm|km|kg|mg|ft|{_BARE_NAMES})"
     rf"(?:\s*\^\s*\{{?[0-9]\}}?)?(?:\s*(?:/|\bper\b)\s*(?:h|s|{_BARE_NAMES}))?)$"
 )
-_BEHIND_NUMBER = re.compile(r"(-?[0-9][0-9.,]*)\s*(m|s|g|h|l|L|in|lbs?|oz|yd|mi|hr|yr|min)\.?")
-_TOKEN = re.compile(r"([A-Za-z]+)\.?|\^\s*\{?\s*(-?[0-9])\s*\}?|(/)|(\\cdot|[\s*.~!?,;:]+)")
 _SCALES = {"c": "celsius", "f": "fahrenheit"}
 _PREFIXES = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _SUFFIXES = {"squared": 2, "cubed": 3}
@@ -122,18 +101,18 @@ class Unit(NamedTuple):
 
 def split_unit(text: str) -> tuple[str, Unit | None]:
     """The text before the unit, and the unit; the whole text and None where it ends in none of the table's."""
-    degrees = _DEGREES.search(text)
+    degrees = _RE.degrees.search(text)
     if degrees and text[: degrees.start()].strip():
         scale = _SCALES.get((degrees["scale"] or "").lower(), "degree")
         return text[: degrees.start()].strip(), _unit(scale)
-    counted = _BEHIND_NUMBER.fullmatch(text)
+    counted = _RE.behind_number.fullmatch(text)
     if counted:
         return counted[1], _unit(counted[2])
-    text = _FRACTION.sub(r"\1/\2", text)
+    text = _RE.fraction.sub(r"\1/\2", text)
     for start in re.finditer(_WRAPPER, text):
         head = text[: start.start()].strip()
-        if head and _TAIL.fullmatch(text, start.start()):
-            unit = _unit(_WRAPPED.sub(r" \1 ", text[start.start() :]))
+        if head and _RE.tail.fullmatch(text, start.start()):
+            unit = _unit(_RE.wrapped.sub(r" \1 ", text[start.start() :]))
             return (text, None) if unit is None else (head, unit)
     bare = _BARE_TAIL.search(text)
     unit = _unit(bare[1]) if bare else None
@@ -141,8 +120,8 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
 
 
 def _unit(text: str) -> Unit | None:
-    text = _SCALE.sub(lambda found: _SCALES[found[1][0].lower()], text)
-    tokens = list(_TOKEN.finditer(text))
+    text = _RE.scale.sub(lambda found: _SCALES[found[1][0].lower()], text)
+    tokens = list(_RE.token.finditer(text))
     if sum(len(token[0]) for token in tokens) != len(text):
         return None
     parts: list[tuple[str, int]] = []

@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +18,7 @@ from urllib.parse import unquote
 
 from markupsafe import escape
 
+from exgrpo_cli.base.data import expanded, tables
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.settings import Config
 
@@ -33,25 +33,21 @@ Rules = tuple[tuple[tuple[str, ...], "re.Pattern[str]"], ...]
 """Patterns, each with marks: it is in no text without one of them. A search for marks is many times faster."""
 
 
-_TABLES = tomllib.loads(Path(__file__).with_name("private.toml").read_text(encoding="utf-8"))
-
-
-def _expanded(pattern: str) -> str:
-    """The pattern with its pieces."""
-    return re.sub("«([a-z0-9_]+)»", lambda found: _expanded(_TABLES["pieces"][found[1]]), pattern)
+_TABLES = tables(__file__, "private.toml")
+_PIECES = _TABLES["pieces"]
 
 
 def _rules(name: str, form: str = "{}") -> Rules:
     rules = _TABLES[name].items()
-    return tuple((tuple(marks.split(" ")), re.compile(form.format(_expanded(rule)))) for marks, rule in rules)
+    return tuple((tuple(marks.split(" ")), re.compile(form.format(expanded(rule, _PIECES)))) for marks, rule in rules)
 
 
 SECRET_NAME = re.compile(_TABLES["secret_name"], re.IGNORECASE)
 LOOKS, SENTENCES, PERSONAL = _rules("looks", "(?<![A-Za-z0-9]){}"), _rules("sentences"), _rules("personal")
-URL, IPV4, IPV6, MAIL, INNER = (_expanded(f"«{name}»") for name in ("url", "ipv4", "ipv6", "mail", "inner"))
+URL, IPV4, IPV6, MAIL, INNER = (expanded(f"«{name}»", _PIECES) for name in ("url", "ipv4", "ipv6", "mail", "inner"))
 PATHS = _rules("paths", f"({URL})|{{}}")
 """Addresses on the web, the first group, are kept."""
-VALUE = re.compile(_expanded(_TABLES["value"]))
+VALUE = re.compile(expanded(_TABLES["value"], _PIECES))
 URL_HOST = re.compile(r"(?<=://)(?!huggingface\.co\b)[\w.:@-]*\w")
 _FOUR_NUMBERS = re.compile(r"\d\.\d+\.\d+\.\d")
 _OF_URL = re.compile(r"((?:https?|hf)://[\w.:@-]+)[^\s\"'<>]*")

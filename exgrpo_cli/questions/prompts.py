@@ -6,16 +6,15 @@ template are in its text already; a plain text gets the tokenizer's own (Llama's
 
 import json
 import math
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int32
 
 from exgrpo_cli.base.bounds import Expired, memory_limit, time_limit
+from exgrpo_cli.base.data import tables
 from exgrpo_cli.base.errors import InputError, first_line, nearest
 from exgrpo_cli.base.types import AnswerFormat, Message, Question
 from exgrpo_cli.questions.question_file import is_unicode, question_text
@@ -72,10 +71,7 @@ class PromptLimit:
         ]
 
 
-TEMPLATES = {
-    name: Template(name=name, **said)
-    for name, said in tomllib.loads(Path(__file__).with_name("templates.toml").read_text(encoding="utf-8")).items()
-}
+TEMPLATES = {name: Template(name=name, **said) for name, said in tables(__file__, "templates.toml").items()}
 THOUGHT_SOLUTION_SYSTEM = TEMPLATES["thought-solution"].system
 
 

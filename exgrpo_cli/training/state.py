@@ -11,9 +11,8 @@ import numpy as np
 from jaxtyping import Int32
 
 from exgrpo_cli.algo.advantages import SuccessHistory
-from exgrpo_cli.base.errors import words
 from exgrpo_cli.base.output import Stopper
-from exgrpo_cli.base.reporter import Reporter
+from exgrpo_cli.base.reporter import PHASE_WORDS, Reporter
 from exgrpo_cli.base.types import AnswerFormat, Question, Rollout, TokenScores, TokenSequence, Trajectory
 from exgrpo_cli.config.sections.run import RunSettings
 from exgrpo_cli.config.settings import Config
@@ -222,7 +221,7 @@ class ActiveRun:
     def phase(self, name: str) -> Iterator[Callable[[int], None]]:
         """Work that is watched, and named on the terminal while it lasts; yields a function that is to be called
         as each of its parts ends, with the number of all of them."""
-        what, done = words("phases").get(name, ""), itertools.count(1)
+        what, done = PHASE_WORDS.get(name, ""), itertools.count(1)
         self.reporter.phase(what)
         try:
             with self.watchdog.phase(name):

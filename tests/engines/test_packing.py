@@ -68,7 +68,7 @@ def test_nothing_moves(microbatch_tokens: int, checkpointing: bool, monkeypatch:
     for by_segments, shortest, most_repeated in product((False, True), (1000, len(EXAMPLES)), (1000, 0)):
         monkeypatch.setattr(packing, "takes_segments", lambda parts, chosen=by_segments: chosen)
         monkeypatch.setattr(batching, "SHORTEST_PREFIX", shortest)
-        monkeypatch.setattr(packing, "MOST_REPEATED", most_repeated)
+        monkeypatch.setattr(batching, "MOST_REPEATED", most_repeated)
         model = build_model()
         policy = build_policy(model, microbatch_tokens=microbatch_tokens, gradient_checkpointing=checkpointing)
         before = weights(model)

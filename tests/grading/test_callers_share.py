@@ -56,7 +56,7 @@ class Counted:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (extract, choice, plain):
+    for module in (extract, choice, choice._RE, plain):
         for name, value in list(vars(module).items()):
             if isinstance(value, re.Pattern):
                 monkeypatch.setattr(module, name, Counted(value))

@@ -88,7 +88,7 @@ def test_killed_while_parts_are_closed(ledger: Path, renamed: int) -> None:
     script = """
         import signal
         from exgrpo_cli.ledger import writer
-        left, publish = [int(sys.argv[2])], writer.publish
+        left, publish = [int(sys.argv[2])], writer.files.publish
         def dying(partial, path):
             if not left[0]:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -97,7 +97,7 @@ def test_killed_while_parts_are_closed(ledger: Path, renamed: int) -> None:
         with small_ledger.reopen(Path(sys.argv[1]), 10) as buffer:
             small_ledger.one_step(buffer, 11, seal=False)
             small_ledger.one_step(buffer, 12, seal=False)
-            writer.publish = dying
+            writer.files.publish = dying
             buffer.seal()
     """
     process = in_subprocess(script, ledger, renamed)

@@ -5,14 +5,11 @@ prices, ages or times in one of several phrasings, and asks for its answer in `\
 alone says which pool it belongs to: no story, name, seed or size can bring one chain into two pools.
 """
 
-import functools
-import tomllib
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from exgrpo_cli.base.data import tables
 from exgrpo_cli.base.types import Message, Question
 from exgrpo_cli.config.sections.data import WordProblemSettings
 from exgrpo_cli.questions.made.pools import Pool, Split, draw_split, made_question, pool_of_key
@@ -25,12 +22,6 @@ _LARGEST = 120
 """No value of a story exceeds it: ages, prices and minutes stay such as one meets."""
 _OPERANDS = {"+": range(2, 13), "-": range(2, 13), "*": range(2, 5), "/": range(2, 5)}
 _STARTS = range(2, 25)
-
-
-@functools.cache
-def _phrasings() -> dict[str, Any]:
-    """Names, requests and stories of `stories.toml`."""
-    return tomllib.loads(Path(__file__).with_name("stories.toml").read_text(encoding="utf-8"))
 
 
 def make_word_problems(settings: WordProblemSettings) -> Split:
@@ -105,7 +96,8 @@ def values_of(chain: Chain) -> list[float]:
 
 def tell(chain: Chain, rng: np.random.Generator) -> str:
     """The chain as one of its stories."""
-    stories, all_names = _phrasings()["stories"], _phrasings()["names"]
+    phrasings = tables(__file__, "stories.toml")
+    stories, all_names = phrasings["stories"], phrasings["names"]
     story = stories[int(rng.integers(len(stories)))]
     moves_on = story.get("moves_on", False)
     names = [all_names[int(place)] for place in rng.permutation(len(all_names))]
@@ -118,4 +110,4 @@ def tell(chain: Chain, rng: np.random.Generator) -> str:
         person += moves_on
     sentences.append(rng.choice(story["ends"]).format(a=names[person], thing=thing))
     text = " ".join(sentence[0].upper() + sentence[1:] for sentence in sentences)
-    return f"{text} {rng.choice(_phrasings()['requests'])}"
+    return f"{text} {rng.choice(phrasings['requests'])}"

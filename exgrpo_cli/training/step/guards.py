@@ -5,12 +5,11 @@ is armed again when the condition ends; it changes nothing. Rollouts that anothe
 """
 
 import math
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from exgrpo_cli.base.data import tables
 from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.types import Rollout, Verdict
 
@@ -116,8 +115,7 @@ CONDITIONS: dict[str, Callable[[Guards, Line], bool]] = {
     "skipping": _skipping,
     "drifted": lambda guards, line: line.get("replay/scanned", 0) > 0 and line["replay/accepted"] == 0,
 }
-_WORDS = tomllib.loads(Path(__file__).with_name("guards.toml").read_text(encoding="utf-8"))
-GUARDS = [Guard(holds=CONDITIONS[name], **words) for name, words in _WORDS.items()]
+GUARDS = [Guard(holds=CONDITIONS[name], **words) for name, words in tables(__file__, "guards.toml").items()]
 
 
 def _sentence(guard: Guard, line: Line) -> str:
