@@ -14,7 +14,7 @@ import re
 import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partialmethod
 from itertools import accumulate
@@ -200,10 +200,8 @@ def reading(name: str = "") -> Iterator[None]:
 def read_catalogue(folder: Path) -> Catalogue:
     """List and check the parts of the ledger in `folder`, also while a run writes it."""
     for _ in range(_ATTEMPTS - 1):
-        try:
+        with suppress(FileNotFoundError):
             return _read_once(folder)
-        except FileNotFoundError:
-            continue
     return _read_once(folder)
 
 

@@ -4,12 +4,14 @@ Every table is append-only and holds plain types, so that pandas, pyarrow and du
 Rows never change: what is current (a question's bucket, a trajectory's last entropy) is the last row that says so.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 import pyarrow as pa
 
+from exgrpo_cli.base.data import tables
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import read_json, require_shape
 
@@ -48,43 +50,18 @@ class Event(StrEnum):
     READMITTED = "readmitted"
 
 
-def _schema(columns: str) -> pa.Schema:
-    """Columns by name, each with the name of its Arrow type; those with a question mark behind it may hold nulls."""
+def _schema(columns: Mapping[str, str]) -> pa.Schema:
+    """The schema of a table by the names of its columns' types."""
     lists = {"tokens": pa.list_(pa.int32()), "logprobs": pa.list_(pa.float32())}
     return pa.schema(
         [
             pa.field(name, lists.get(kind) or pa.type_for_alias(kind.rstrip("?")), nullable=kind.endswith("?"))
-            for name, kind in (column.split() for column in columns.split(","))
+            for name, kind in columns.items()
         ]
     )
 
 
-SCHEMAS: dict[str, pa.Schema] = {
-    BODIES: _schema("trajectory_id int64, token_ids tokens, behaviour_logprobs logprobs"),
-    TRAJECTORIES: _schema(
-        "trajectory_id int64, question_id string, step_born int32, weight_version int32, k int32, num_tokens int32, "
-        "entropy float64, nll float64, logprob_source string, token_hash int64, "
-        "reward float64?, advantage float64?, priority float64?, group_id int64?"
-    ),
-    SCORES: _schema(
-        "step int32, question_id string, trajectory_id int64, weight_version int32, entropy float64, nll float64, "
-        "num_tokens int32, chosen bool"
-    ),
-    DRAWS: _schema(
-        "step int32, bucket int32, num_members int32, num_questions int32, probability float64, num_drawn int32"
-    ),
-    VISITS: _schema(
-        "step int32, question_id string, k int32, num_fresh_successes int32, num_members int32, verifier_failed bool, "
-        "alpha float64?, beta float64?"
-    ),
-    REPLAYS: _schema(
-        "step int32, unit_id int64, group_id int64, priority float64, probability float64?, weight float64, "
-        "drift float64?, headroom float64?, accepted bool"
-    ),
-    EVENTS: _schema(
-        "step int32, event string, question_id string, trajectory_id int64?, bucket int32?, num_members int32?"
-    ),
-}
+SCHEMAS = {name: _schema(columns) for name, columns in tables(__file__, "tables.toml").items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

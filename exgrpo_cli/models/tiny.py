@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from exgrpo_cli.base.cache import cached_folder
+from exgrpo_cli.base.data import tables
 from exgrpo_cli.config.sections.run import TinySettings
 from exgrpo_cli.models.export import sampling_defaults
 from exgrpo_cli.models.load import Progress
@@ -36,16 +37,7 @@ PAD, EOS = "<|pad|>", "<|endoftext|>"
 SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"
 MARKUP = ("<think>", "</think>", "\\boxed{")
 
-CHAT_TEMPLATE = (
-    "{%- for message in messages -%}"
-    "{%- if message.role not in ['system', 'user', 'assistant'] -%}"
-    "{{- raise_exception('The tiny chat template knows the roles system, user and assistant, not ' + message.role) -}}"
-    "{%- endif -%}"
-    "{{- '<|' + message.role + '|>' + message.content -}}"
-    "{%- if message.role == 'assistant' -%}{{- eos_token -}}{%- endif -%}"
-    "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{- '<|assistant|><think>\n' -}}{%- endif -%}"
-)
+CHAT_TEMPLATE = tables(__file__, "tiny.toml")["chat_template"]
 
 Row = tuple[list[int], list[int]]
 """Token ids of a prompt and of a response."""

@@ -147,6 +147,10 @@ class Place:
     warm_start_retired: bool = False
     """Take the retired questions of that run over as well."""
 
+    # What a place has no key for.
+    max_per_question = cooldown = 0
+    count_fresh_only = False
+
     def before(self, asked: Asked) -> Experience:
         """Rows that stand in for a mixed step's rollouts.
 
@@ -161,21 +165,6 @@ class Place:
         Raises as `before`.
         """
         return experience
-
-    @property
-    def max_per_question(self) -> int:
-        """Most trajectories kept per question; 0 is unbounded."""
-        return 0
-
-    @property
-    def cooldown(self) -> int:
-        """Steps a question rests after a replay; 0 is none."""
-        return 0
-
-    @property
-    def count_fresh_only(self) -> bool:
-        """An experiential group's success count is over its fresh members instead of all K."""
-        return False
 
     @property
     def keeps_buffer(self) -> bool:

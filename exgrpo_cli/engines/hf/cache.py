@@ -140,7 +140,10 @@ AttentionInterface.register(GROUPED_DECODING, grouped_decoding)
 
 
 class SlotDecoder:
-    """See `Decoder`: a pass of the model over one token of each row."""
+    """Keys and values of the rows under way, and their next tokens: a pass of the model over one token of each row.
+
+    Rows are the first ones of `max_rows`.
+    """
 
     def __init__(self, parts: CausalLM, params: SamplingParams, *, max_rows: int, max_columns: int) -> None:
         self._parts, self._params = parts, params
@@ -151,14 +154,14 @@ class SlotDecoder:
         """The same on the host, where the columns of a step are counted."""
 
     def fill(self, prefilled: Prefilled, sources: Sequence[int], first_row: int) -> None:
-        """See `Decoder.fill`."""
+        """Begin row first_row + i after prompt `sources[i]` of a pass; `sources` ascend."""
         self._cache.fill(prefilled.cache, prefilled.lengths, sources, first_row)
         used = slice(first_row, first_row + len(sources))
         self._cached[used] = [prefilled.lengths[source] for source in sources]
         self._lengths[used] = to_device(self._cached[used], self._parts.device)
 
     def reorder(self, order: Int[np.ndarray, " rows"], num_rows: int) -> None:
-        """See `Decoder.reorder`."""
+        """Let row `order[i]` become row i; those behind `num_rows` have ended."""
         moved = np.flatnonzero(order[:num_rows] != np.arange(num_rows))
         sources, targets = (to_device(each, self._parts.device) for each in (order[moved], moved))
         if len(moved):
@@ -166,7 +169,7 @@ class SlotDecoder:
             self._cached[moved], self._lengths[targets] = self._cached[order[moved]], self._lengths[sources]
 
     def step(self, newest: Int[Tensor, " rows"], uniforms: Float[Tensor, " rows"]) -> Drawn:
-        """See `Decoder.step`."""
+        """Read the newest token of each row; returns the next ones with their log-probs and entropies."""
         used = slice(0, len(newest))
         lengths = self._lengths[used]
         output = self._parts.body(

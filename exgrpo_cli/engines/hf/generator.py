@@ -12,11 +12,11 @@ Axes: rows = rollouts being decoded, or let in together, slots = rows there is r
 
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -27,26 +27,12 @@ from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm, to_device, u
 from exgrpo_cli.engines.generators import OnFinished, Place, Score, in_order
 from exgrpo_cli.engines.hf.cache import GROUPED_DECODING, SlotDecoder
 from exgrpo_cli.engines.hf.native import NativeDecoder, NativeModel, usable_library
-from exgrpo_cli.engines.hf.prompts import Drawn, Prefilled, StartingRows, starting_rows
+from exgrpo_cli.engines.hf.prompts import StartingRows, starting_rows
 
 EOS_CHECK_EVERY = 8
 """Tokens, on a GPU, where each check for rows that ended makes the host wait for what it has queued.
 
 Rows that ended decode until the next check; the extra tokens are dropped."""
-
-
-@runtime_checkable
-class Decoder(Protocol):
-    """Keys and values of the rows under way, and their next tokens. Rows are the first ones of `max_rows`."""
-
-    def fill(self, prefilled: Prefilled, sources: Sequence[int], first_row: int) -> None:
-        """Begin row first_row + i after prompt `sources[i]` of a pass; `sources` ascend."""
-
-    def reorder(self, order: Int[np.ndarray, " rows"], num_rows: int) -> None:
-        """Let row `order[i]` become row i; those behind `num_rows` have ended."""
-
-    def step(self, newest: Int[Tensor, " rows"], uniforms: Float[Tensor, " rows"]) -> Drawn:
-        """Read the newest token of each row; returns the next ones with their log-probs and entropies."""
 
 
 class HFGenerator:
@@ -87,7 +73,9 @@ class HFGenerator:
                         on_finished(request, rollout)
         return in_order(requests, finished)
 
-    def _decoder(self, requests: Sequence[RolloutRequest], params: SamplingParams, max_rows: int) -> Decoder:
+    def _decoder(
+        self, requests: Sequence[RolloutRequest], params: SamplingParams, max_rows: int
+    ) -> SlotDecoder | NativeDecoder:
         longest = max((len(request.prompt_ids) for request in requests), default=1)
         max_tokens = params.max_new_tokens + check_every(self._parts.device) - 1
         if self._library is None or isinstance(self._library, str):
@@ -132,25 +120,20 @@ def check_every(device: torch.device) -> int:
     return 1 if device.type == "cpu" else EOS_CHECK_EVERY
 
 
+@dataclass(eq=False)
 class DecodeBatch:
     """Up to `max_rows` rollouts under way. Rows 0 .. num_rows - 1 are in use."""
 
-    def __init__(
-        self,
-        parts: CausalLM,
-        decoder: Decoder,
-        requests: Sequence[RolloutRequest],
-        params: SamplingParams,
-        max_rows: int,
-        eos_ids: Int[Tensor, " eos"],
-        weight_version: int,
-    ) -> None:
-        self._decoder = decoder
-        self._requests = requests
-        self._params = params
-        self._max_rows = max_rows
-        self._eos_ids = eos_ids
-        self._weight_version = weight_version
+    parts: CausalLM
+    decoder: SlotDecoder | NativeDecoder
+    requests: Sequence[RolloutRequest]
+    params: SamplingParams
+    max_rows: int
+    eos_ids: Int[Tensor, " eos"]
+    weight_version: int
+
+    def __post_init__(self) -> None:
+        parts, requests, params, max_rows = self.parts, self.requests, self.params, self.max_rows
         # Prefilling runs in the model's own attention, whatever decoding uses.
         self._starting = starting_rows(parts, requests, params, parts.body.config._attn_implementation, max_rows)
         self._part: StartingRows | None = None
@@ -181,10 +164,10 @@ class DecodeBatch:
             self._part = next(self._starting)
             self._left = np.arange(len(self._part.places))
         part = self._part
-        taken, self._left = np.split(self._left, [self._max_rows - self.num_rows])
+        taken, self._left = np.split(self._left, [self.max_rows - self.num_rows])
         self.waiting -= len(taken)
-        stopped = torch.isin(part.tokens, self._eos_ids).cpu().numpy()
-        ended = stopped[taken] | (self._params.max_new_tokens == 1)
+        stopped = torch.isin(part.tokens, self.eos_ids).cpu().numpy()
+        ended = stopped[taken] | (self.params.max_new_tokens == 1)
         self._start(part, taken[~ended])
         if not ended.any():
             return []
@@ -198,13 +181,13 @@ class DecodeBatch:
         used = slice(0, self.num_rows)
         counts = self._counts[used]
         at = self._records[used], counts
-        tokens, numbers = self._decoder.step(self._newest[used], self._uniforms[at])
+        tokens, numbers = self.decoder.step(self._newest[used], self._uniforms[at])
         self._tokens[at] = tokens.to(torch.int32)
         self._numbers[:, at[0], at[1]] = numbers
         self._newest[used] = tokens
         counts += 1
-        stopped = torch.isin(tokens, self._eos_ids)
-        ended = (stopped | (counts == self._params.max_new_tokens)) & (self._ends[used] == 0)
+        stopped = torch.isin(tokens, self.eos_ids)
+        ended = (stopped | (counts == self.params.max_new_tokens)) & (self._ends[used] == 0)
         self._ends[used] += ended * (2 * counts + stopped)
         self._unchecked += 1
         if self._unchecked < check_every(self._device):
@@ -220,11 +203,11 @@ class DecodeBatch:
         first = self.num_rows
         self.num_rows += len(alive)
         used = slice(first, self.num_rows)
-        self._decoder.fill(part.prefilled, part.sources[alive].tolist(), first)
+        self.decoder.fill(part.prefilled, part.sources[alive].tolist(), first)
         self._places.extend(part.places[i] for i in alive)
         chosen = self._on_device(alive)
         records = self._records[used]
-        self._uniforms[records, : self._params.max_new_tokens] = self._on_device(part.uniforms[alive])
+        self._uniforms[records, : self.params.max_new_tokens] = self._on_device(part.uniforms[alive])
         self._newest[used] = part.tokens[chosen]
         self._tokens[records, 0] = part.tokens[chosen].to(torch.int32)
         self._numbers[:, records, 0] = part.numbers[:, chosen]
@@ -255,12 +238,12 @@ class DecodeBatch:
         for place, count, eos, *row in zip(places, counts.tolist(), by_eos.tolist(), *columns, strict=True):
             tokens, logprobs, *entropies = (column[:count].copy() for column in row)
             rollout = Rollout(
-                question_id=self._requests[place[0]].question_id,
+                question_id=self.requests[place[0]].question_id,
                 member=place[1],
                 token_ids=tokens,
                 engine_logprobs=logprobs,
                 stop_reason=StopReason.EOS if eos else StopReason.LENGTH,
-                weight_version=self._weight_version,
+                weight_version=self.weight_version,
                 engine_entropies=entropies[0] if entropies else None,
             )
             finished.append((place, rollout))
@@ -273,7 +256,7 @@ class DecodeBatch:
         order = np.arange(len(alive))
         order[: self.num_rows][gone[: self.num_rows]] = self.num_rows + alive[self.num_rows :].nonzero()[0]
         order[self.num_rows :] = gone.nonzero()[0]
-        self._decoder.reorder(order, self.num_rows)
+        self.decoder.reorder(order, self.num_rows)
         self._state[:, used] = self._state[:, self._on_device(order)]
         self._places = [self._places[row] for row in order[: self.num_rows]]
 

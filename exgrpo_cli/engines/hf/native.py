@@ -209,7 +209,7 @@ class NativeModel:
 
 
 class NativeDecoder:
-    """See `Decoder`: rows decoded by `decode.cpp`."""
+    """See `SlotDecoder`: rows decoded by `decode.cpp`."""
 
     def __init__(self, model: NativeModel, params: SamplingParams, max_rows: int, max_tokens: int) -> None:
         self._model, self._params = model, params
@@ -229,7 +229,7 @@ class NativeDecoder:
         """First request of the pass of each row's prompt."""
 
     def fill(self, prefilled: Prefilled, sources: Sequence[int], first_row: int) -> None:
-        """See `Decoder.fill`."""
+        """See `SlotDecoder.fill`."""
         if prefilled.first not in self._prompts:
             self._prompts[prefilled.first] = self._lay_out(prefilled)
         rows = slice(first_row, first_row + len(sources))
@@ -238,7 +238,7 @@ class NativeDecoder:
         self._passes[rows] = prefilled.first
 
     def reorder(self, order: Int[np.ndarray, " rows"], num_rows: int) -> None:
-        """See `Decoder.reorder`."""
+        """See `SlotDecoder.reorder`."""
         ended = order[num_rows:]
         held = np.arange(self._pages.shape[1]) < -(-self._rows[ended, 5:] // PANEL)
         self._free.extend(self._pages[ended][held].tolist())
@@ -254,7 +254,7 @@ class NativeDecoder:
             del self._prompts[first]
 
     def step(self, newest: Int[Tensor, " rows"], uniforms: Float[Tensor, " rows"]) -> Drawn:
-        """See `Decoder.step`. Raises RunError where logits are NaN."""
+        """See `SlotDecoder.step`. Raises RunError where logits are NaN."""
         if self._params.top_p < 1:
             return sample_tokens(self.logits(newest), uniforms, self._params)
         tokens, numbers = torch.empty_like(newest), torch.empty(1 + self._params.entropies, len(newest))

@@ -7,6 +7,7 @@ gradient is moved into its master's as soon as autograd has finished it.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,34 +44,33 @@ def torch_policy(model: PreTrainedModel, *, optim: OptimSettings, **settings: An
     return Policy(model, AdamWStepper, optim=optim, **settings)
 
 
+@dataclass(eq=False)
 class AdamWStepper:
     """Implements `policy.Stepper`."""
 
+    parts: CausalLM
+    temperature: float
+    optim: OptimSettings
+    checkpointing: bool
+    ranks: Ranks
     is_sharded = lockstep = False
 
-    def __init__(
-        self, parts: CausalLM, temperature: float, optim: OptimSettings, checkpointing: bool, ranks: Ranks
-    ) -> None:
+    def __post_init__(self) -> None:
         self.layout: dict[str, int] = {}
-        self._parts = parts
-        self._model = parts.model
-        self._temperature = temperature
-        self._optim = optim
-        self._checkpointing = checkpointing
-        self._ranks = ranks
+        self._model = self.parts.model
         trained = {name: weight for name, weight in self._model.named_parameters() if weight.requires_grad}
         self._masters = {name: _master_of(weight) for name, weight in trained.items()}
         """Tensors that the optimizer steps, by the names of the model's parameters, in their order."""
         self._copies = [(trained[name], own) for name, own in self._masters.items() if own is not trained[name]]
         """Parameters with a master beside them."""
-        self._optimizer = build_adamw(self._masters.values(), optim)
+        self._optimizer = build_adamw(self._masters.values(), self.optim)
         self._hosts: list[Tensor] = []
         """Room in main memory for what is offloaded, kept: pinning it takes longer than copying."""
         self._num_offloaded = 0
 
     def forward(self, batch: PackedBatch) -> Scored:
         """See `policy.Stepper`."""
-        return packed_scores(self._parts, batch, self._temperature)
+        return packed_scores(self.parts, batch, self.temperature)
 
     def backward(self, loss: Float[Tensor, ""]) -> None:
         """See `policy.Stepper`."""
@@ -81,7 +81,7 @@ class AdamWStepper:
         self._bring_back()
         self._optimizer.zero_grad(set_to_none=True)
         # transformers checkpoints a layer in training mode only; dropout is 0, so nothing else changes with it.
-        self._model.train(self._checkpointing)
+        self._model.train(self.checkpointing)
 
     def step(self, learning_rate: float) -> tuple[float, str]:
         """See `policy.Stepper`."""
@@ -90,9 +90,9 @@ class AdamWStepper:
         for tensor in tensors:
             # A mini-batch of zero advantages alone still moves weights by Adam's momentum, forward pass or not.
             tensor.grad = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-        self._ranks.sum([tensor.grad for tensor in tensors if tensor.grad is not None])
-        grad_norm = float(torch.nn.utils.clip_grad_norm_(tensors, self._optim.grad_clip))
-        skipped = skip_reason(grad_norm, self._optim)
+        self.ranks.sum([tensor.grad for tensor in tensors if tensor.grad is not None])
+        grad_norm = float(torch.nn.utils.clip_grad_norm_(tensors, self.optim.grad_clip))
+        skipped = skip_reason(grad_norm, self.optim)
         if not skipped:
             self._optimizer.param_groups[0]["lr"] = learning_rate
             self._optimizer.step()
@@ -106,7 +106,7 @@ class AdamWStepper:
 
         Only updates need them; their bits stay the same.
         """
-        if not self._optim.offload_during_rollouts:
+        if not self.optim.offload_during_rollouts:
             return
         for tensor in self._update_state()[self._num_offloaded :]:
             if self._num_offloaded == len(self._hosts):
@@ -125,7 +125,7 @@ class AdamWStepper:
         What is stored of a trainable weight is its master, from which the model's own is rounded again when loaded;
         tied weights are stored once.
         """
-        if self._ranks.is_main:
+        if self.ranks.is_main:
             folder.mkdir(parents=True, exist_ok=True)
             tensors = {name: tensor.detach().contiguous() for name, tensor in self._stored().items()}
             save_file(tensors, folder / WEIGHTS_FILE)
