@@ -5,31 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 
+from exgrpo_cli.base.data import patterns, tables
 from exgrpo_cli.base.types import Question
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _ALPHABETS = {"A": LETTERS, "a": LETTERS.lower(), "1": "123456789"}
-# `(A)`, `[A]`, `A)`, `A.` and `A:`, in letters or digits, bold or behind a bullet or not, at the start of a line. The
-# option may follow a bracket at once, and the other marks too where they are behind a capital. Behind a blank it may
-# begin with any sign, such as .44, and behind a capital on the next line.
-_LABEL = re.compile(
-    r"^[ \t]*(?:[-*•][ \t]+)?\**(?:\((?P<round>[A-Za-z]|[1-9])\)|\[(?P<square>[A-Za-z]|[1-9])\](?!\()|"
-    r"(?P<before>[A-Za-z]|[1-9])(?P<mark>[).:]))"
-    r"(?:\**[ \t]+(?=\S)|(?<=[A-Z][).:])[ \t]*\n[ \t]*(?=\S)|"
-    r"(?:\*\*|(?<=[)\]])|(?<=[A-Z][.:]))(?=[^\s)\].:=]|\.\d))",
-    re.MULTILINE,
-)
-_ASKS_FOR_A_LABEL = re.compile(r"\b(?:answer|options?|choices?|choose|select|labels?|letter)\b", re.IGNORECASE)
-_IS_REQUEST = re.compile(
-    r"^\W*(?:please|let'?s|give|name|write|state|which|what|solve|indicate|provide|use|end|put|reason|pick|mark)\b|"
-    r"\b(?:answers?|options?|choices?|choose|select|letters?|respon[ds]\w*|think|step by step|explain|format|boxed)\b|"
-    r"\?\s*$",
-    re.IGNORECASE,
-)
-_ASKS_FOR_A_NUMBER = re.compile(r"\bhow many\b|\bnumber of\b", re.IGNORECASE)
-_PARAGRAPH = re.compile(r"\n\s*\n")
-# What follows the last option without a blank line, as "Answer:", and goes on from it.
-_REQUEST = re.compile(r"\n\s*(?=[A-Z*#<\[(\"'])")
+_RE = patterns(tables(__file__, "patterns.toml")["choices"], {})
 _LEAST_NUMBERED = 3
 # The last so many labels A, a and 1 are looked at: a text of a million of them would take hours.
 _MOST_STARTS = 64
@@ -82,14 +63,14 @@ def find_choices(text: str) -> Choices | None:
     """
     if written := _written(text):
         return written
-    labels = list(_LABEL.finditer(text))
+    labels = list(_RE.label.finditer(text))
     inner: Choices | None = None
     starts = [place for place, label in enumerate(labels) if _name(label) in _ALPHABETS]
     for place in reversed(starts[-_MOST_STARTS:]):
         if (inner is None or _name(labels[place]) == "A") and (choices := _choices(labels[place:], text)):
             if choices.labels[0] == "A":
                 between = text[choices.spans[-1][0] : inner.spans[0][0]] if inner else ""
-                return inner if _PARAGRAPH.search(between) or "?" in between else choices
+                return inner if _RE.paragraph.search(between) or "?" in between else choices
             inner = inner or choices
     return inner
 
@@ -123,19 +104,19 @@ def _choices(labels: Sequence["re.Match[str]"], text: str) -> Choices | None:
     run = [label for label, _ in takewhile(lambda pair: _name(pair[0]) == pair[1], pairs)]
     texts = [text[one.end() : other.start()].rstrip() for one, other in pairwise(run)]
     # Paragraphs and the blank lines between them, in turn.
-    last, *more = re.split(f"({_PARAGRAPH.pattern})", text[run[-1].end() :])
-    while _name(first) == "A" and len(more) > 1 and more[1].strip() and not _IS_REQUEST.search(more[1]):
+    last, *more = re.split(f"({_RE.paragraph.pattern})", text[run[-1].end() :])
+    while _name(first) == "A" and len(more) > 1 and more[1].strip() and not _RE.is_request.search(more[1]):
         last, more = last + more[0] + more[1], more[2:]
     last = last.rstrip()
     if not any("\n" in each for each in texts):
-        request = _REQUEST.search(last)
+        request = _RE.request.search(last)
         # A list inside the option is none.
-        last = last[: request.start()] if request and not _LABEL.match(last[request.end() :]) else last
+        last = last[: request.start()] if request and not _RE.label.match(last[request.end() :]) else last
     spans = [(label.end(), label.end() + len(each)) for label, each in zip(run, [*texts, last], strict=True)]
     if _name(first) == "1":
         rest = text[spans[-1][1] :].strip(" .\n")
-        counted = _ASKS_FOR_A_NUMBER.search(text[: first.start()]) or "how many" in rest.lower()
-        if len(run) < _LEAST_NUMBERED or counted or (rest and not _ASKS_FOR_A_LABEL.search(rest)):
+        counted = _RE.asks_for_a_number.search(text[: first.start()]) or "how many" in rest.lower()
+        if len(run) < _LEAST_NUMBERED or counted or (rest and not _RE.asks_for_a_label.search(rest)):
             return None
     elif len(run) < 2:
         return None

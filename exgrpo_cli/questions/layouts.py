@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+from exgrpo_cli.base.data import patterns, tables
 from exgrpo_cli.base.errors import InputError, nearest
 from exgrpo_cli.base.types import Message, Question
 from exgrpo_cli.grading import last_boxed
@@ -27,15 +28,7 @@ _PASSAGE_CHARS = 400
 _LEAST_WORDS = 6
 # Share of a question's words from which another column says the same once more.
 _RESTATED = 0.7
-_BESIDE = re.compile(
-    r"solution|generat|rational|reason|expla|cot\b|respon|completion|output|trace|think|thought|hint|support|proof|"
-    r"analy|step|deriv|target|answer|predict|comment|feedback|critique|judg|transl|code|program|formula|equation|"
-    r"meta|raw|model|prompt|system|question|revision|suggest|messages|text|source|url|licen[cs]e|citation|distractor",
-    re.IGNORECASE,
-)
-"""Names of columns that are long beside a question, and no part of it."""
-_COUNTED = re.compile(r"(-?\d[\d.,/:]*)\s*\([^()\d]*\)")
-_NUMBERED = re.compile(r"\bnumber(\d+)\b")
+_RE = patterns(tables(__file__, "patterns.toml")["layouts"], {})
 _MOST_NUMBERS = 5
 SAMPLE_ROWS = 20
 """First rows of a file by which its layout is recognised."""
@@ -176,7 +169,7 @@ def _refuse_unused(where: str, layout: Layout, columns: Sequence[str], rows: Seq
         texts = [row.get(name) for row in rows]
         words = [text.lower().split() if isinstance(text, str) else [] for text in texts]
         total = sum(map(len, words))
-        if name in layout.wanted or _BESIDE.search(name) or total <= max(asked, _LEAST_WORDS * len(rows)):
+        if name in layout.wanted or _RE.beside.search(name) or total <= max(asked, _LEAST_WORDS * len(rows)):
             continue
         again = sum(len(own & set(text)) for own, text in zip(used, words, strict=True)) / max(1, sum(map(len, used)))
         if again < _RESTATED:
@@ -193,7 +186,7 @@ def _question_answer(question: Any, answer: Any) -> Asked:
 
 def _told_in_two(question: Any, answer: Any) -> Asked:
     """Facts and question apart (SVAMP, ASDiv); behind a number, what it counts is no part of the gold: 9 (apples)."""
-    counted = _COUNTED.fullmatch(values.gold_text(answer))
+    counted = _RE.counted.fullmatch(values.gold_text(answer))
     return values.messages_of(question), counted[1] if counted else values.gold_text(answer)
 
 
@@ -201,7 +194,7 @@ def _numbered(question: Any, numbers: Any, answer: Any) -> Asked:
     """A text with number0, number1 in place of its numbers (SVAMP for graph-to-tree models)."""
     given = dict(enumerate(str(numbers).split()))
     try:
-        text = _NUMBERED.sub(
+        text = _RE.numbered.sub(
             lambda found: values.gold_text(float(given[int(found[1])])), values.filled_text(question, "no question")
         )
     except (KeyError, ValueError, OverflowError):
@@ -231,7 +224,7 @@ def _countdown(numbers: Any, target: Any) -> Asked:
 
 
 def _is_numbered(columns: Columns, rows: Sequence[Row]) -> bool:
-    return any(_NUMBERED.search(str(row.get(columns["question"]))) for row in rows)
+    return any(_RE.numbered.search(str(row.get(columns["question"]))) for row in rows)
 
 
 def _is_gsm8k(columns: Columns, rows: Sequence[Row]) -> bool:
