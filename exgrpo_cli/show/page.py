@@ -14,7 +14,7 @@ from exgrpo_cli.base.errors import ExgrpoError
 from exgrpo_cli.base.files import write_text
 from exgrpo_cli.base.output import printable
 from exgrpo_cli.show.figures import style
-from exgrpo_cli.show.figures.written import as_svg
+from exgrpo_cli.show.figures.written import as_svg, make_readable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawn
@@ -128,6 +128,7 @@ def figure_block(name: str, figure: "Drawn") -> FigureBlock:
     """
     caption = " ".join(said for word, said in style.WORDS["captions"][name].items() if word in style.words_of(figure))
     title = style.title_of(figure)
+    make_readable(figure)
     svg = as_svg(figure, dict.fromkeys(("Date", "Creator", "Format", "Type")), entitled=False)
     svg = re.sub(r' width="[^"]*" height="[^"]*"', "", svg[svg.index("<svg") :], count=1)
     for colour, own in THEME.items():

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -34,8 +35,8 @@ LINESTYLES = ("-", "--", ":", "-.")
 
 WIDTH = 5.0
 """Inches of every figure: half of a wide screen, and all of a telephone's."""
-TITLE, HOVER, HOVER_ROW = "exgrpo-title", "exgrpo-hover", "exgrpo-hover-row"
-"""Marks of texts that are no part of a panel: the figure's title, and words for a place or a row under the pointer."""
+TITLE = "exgrpo-title"
+"""Mark of the text that is the figure's title."""
 LABEL_COLUMNS = 29
 """Characters to a line of a label in the legend of a panel, of which two stand in a row."""
 TITLE_COLUMNS, TITLE_LINE = 58, 0.19
@@ -61,6 +62,10 @@ LEGEND_LINE, LEGEND_COLUMNS, TITLE_PAD = 12, 22, 3
 """Points of a line of a legend between a panel and its title, characters that stand on one, points above it."""
 
 Values = Float64[np.ndarray, " values"]
+Told = list[tuple[float, str]]
+"""Places of a panel, and the words for who points at them."""
+_told: "WeakKeyDictionary[Axes, tuple[Told, Told]]" = WeakKeyDictionary()
+"""Of the horizontal axis, and of rows. No texts of matplotlib's: hundreds, never drawn, take a third of the time."""
 
 
 @contextmanager
@@ -109,8 +114,12 @@ def words_of(figure: "Figure") -> str:
 
 def tell(axes: "Axes", place: float, words: str, *, row: bool = False) -> None:
     """Words for who points at a place of the horizontal axis, or at a `row`: an SVG shows them."""
-    at = (0.0, place) if row else (place, 0.0)
-    axes.text(*at, words, gid=HOVER_ROW if row else HOVER, visible=False)
+    told_of(axes, row=row).append((place, words))
+
+
+def told_of(axes: "Axes", *, row: bool) -> Told:
+    """What `tell` was told of a panel."""
+    return _told.setdefault(axes, ([], []))[row]
 
 
 def tell_line(axes: "Axes", unit: str, label: str, places: np.ndarray, values: np.ndarray) -> None:

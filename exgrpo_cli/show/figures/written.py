@@ -3,14 +3,14 @@
 import io
 import itertools
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exgrpo_cli.base.files import write_text, write_whole
 from exgrpo_cli.base.output import printable
-from exgrpo_cli.show.figures.style import HOVER, HOVER_ROW, TITLE, TITLE_LINE, styled
+from exgrpo_cli.show.figures.style import TITLE, TITLE_LINE, styled, told_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +25,6 @@ UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 def make_readable(figure: "Figure") -> None:
     """Make the names in a figure printable, and let formulas that cannot be read stand as they are."""
-    from matplotlib.mathtext import MathTextParser
     from matplotlib.text import Text
 
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
@@ -35,17 +34,25 @@ def make_readable(figure: "Figure") -> None:
             axis.set_ticks(axis.get_majorticklocs(), list(map(printable, labels)))
     for text in (each for each in figure.findobj(Text) if isinstance(each, Text)):
         text.set_text(printable(text.get_text()))
-        if text.get_text().count("$") > 1:
-            try:
-                MathTextParser("path").parse(text.get_text())
-            except ValueError:
-                text.set_parse_math(False)
+        if text.get_text().count("$") > 1 and not _is_formula(text.get_text()):
+            text.set_parse_math(False)
+
+
+@cache
+def _is_formula(text: str) -> bool:
+    """Whether matplotlib can read it; kept, since labels of logarithmic axes are the same ones again and again."""
+    from matplotlib.mathtext import MathTextParser
+
+    try:
+        MathTextParser("path").parse(text)
+    except ValueError:
+        return False
+    return True
 
 
 def as_svg(figure: "Figure", metadata: Mapping[str, Any], *, entitled: bool = True) -> str:
-    """The figure as SVG, its names made readable, with values under the pointer, and its title if it is `entitled`."""
+    """A readable figure as SVG, with values under the pointer, and with its title if it is `entitled`."""
     written = io.StringIO()
-    make_readable(figure)
     for text in figure.texts:
         text.set_visible(entitled or text.get_gid() != TITLE)
     whole = _whole(figure) if entitled else None
@@ -77,20 +84,21 @@ def _areas(axes: "Axes", height: float, scale: float) -> str:
     with words reaches half-way to its neighbours."""
     box = axes.get_window_extent()
     drawn = []
-    for mark, (start, end), along in ((HOVER, (box.x0, box.x1), 0), (HOVER_ROW, (box.y0, box.y1), 1)):
+    for row, (start, end) in ((False, (box.x0, box.x1)), (True, (box.y0, box.y1))):
         told: dict[float, list[str]] = {}
-        for text in (text for text in axes.texts if text.get_gid() == mark):
-            lines = told.setdefault(float(axes.transData.transform(text.get_position())[along]), [])
-            lines += [line for line in text.get_text().split("\n") if line not in lines]
+        for place, words in told_of(axes, row=row):
+            at = axes.transData.transform((0.0, place) if row else (place, 0.0))
+            lines = told.setdefault(float(at[int(row)]), [])
+            lines += [line for line in printable(words).split("\n") if line not in lines]
         places = sorted(told)
         edges = [start, *((one + other) / 2 for one, other in itertools.pairwise(places)), end]
         for place, (low, high) in zip(places, itertools.pairwise(edges), strict=False):
-            x0, x1, y0, y1 = (low, high, box.y0, box.y1) if mark == HOVER else (box.x0, box.x1, low, high)
+            x0, x1, y0, y1 = (box.x0, box.x1, low, high) if row else (low, high, box.y0, box.y1)
             where = f'x="{x0 * scale:.1f}" y="{height - y1 * scale:.1f}"'
             size = f'width="{(x1 - x0) * scale:.1f}" height="{(y1 - y0) * scale:.1f}"'
-            words = escape("\n".join(told[place]), quote=False)
+            title = escape("\n".join(told[place]), quote=False)
             drawn.append(
-                f'<rect class="value" {where} {size} fill="none" pointer-events="all"><title>{words}</title></rect>\n'
+                f'<rect class="value" {where} {size} fill="none" pointer-events="all"><title>{title}</title></rect>\n'
             )
     return "".join(drawn)
 
