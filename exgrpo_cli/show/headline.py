@@ -38,7 +38,7 @@ def run_headline(run: Path) -> str:
 def study_headline(report: Mapping[str, Any], *, seeds_needed: int) -> str:
     """The arm that is ahead of its baseline, by how much, and whether that is decided; of claims the verdicts.
 
-    Decided is a difference whose 95 % interval leaves out 0, with a p-value (Holm) below 0.05, over `seeds_needed`
+    No chance is a difference whose 95 % interval leaves out 0, with a p-value (Holm) below 0.05, over `seeds_needed`
     seeds and more.
     """
     if claims := report.get("claims"):
@@ -62,7 +62,7 @@ def study_headline(report: Mapping[str, Any], *, seeds_needed: int) -> str:
         f"{ahead}{among} is ahead of {behind} by {abs(effect['mean']):.3f} in held-out pass@1 after training ({within})"
     )
     if effect["seeds"] < seeds_needed:
-        return f"{by}. Undecided: a verdict needs {seeds_needed} seeds."
+        return f"{by}. No verdict: that takes a claim made beforehand, and {seeds_needed} seeds."
     if low > 0 and (arm["p_holm"] is None or arm["p_holm"] < 0.05):
-        return f"{by}. Decided: the interval leaves out 0."
-    return f"{by}. Undecided: the difference may be chance."
+        return f"{by}. The interval leaves out 0; a verdict takes a claim made beforehand."
+    return f"{by}. The difference may be chance."

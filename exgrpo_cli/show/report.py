@@ -295,7 +295,12 @@ def study_page(folder: Path, *, linked: bool = False) -> Page:
 
 def _run_states(study: Study) -> dict[tuple[str, int], tuple[str, str]]:
     """State and steps by arm and seed of the runs here, of those made elsewhere, and of those without a folder yet."""
-    states = {(run.arm.name, run.seed): (run.state, str(run.config.run.steps)) for run in study.runs}
+    taken = {(run.arm.name, run.seed): done.totals.steps for run in study.runs if (done := run.read_result())}
+    states = {
+        (arm, seed): (run.state, str(taken.get((arm, seed), run.config.run.steps)))
+        for run in study.runs
+        for arm, seed in [(run.arm.name, run.seed)]
+    }
     states |= {key: ("finished elsewhere", str(result.totals.steps)) for key, result in sorted(carried(study).items())}
     folders = {arm.name: study.folder / arm.folder_name for arm in study.arms}
     missing = sorted(study.planned - states.keys())
@@ -318,8 +323,8 @@ def _comparison(study: Study, report: Numbers) -> Iterator[Block]:
     budgets = output.budgets(study)
     yield from _abreast(output.score_rows(report), f"Arms: {output.TITLE}")
     yield Paragraph(WORDS["sections"]["Arms"])
-    yield from _abreast(output.endpoint_rows(report), "Other endpoints, difference from the baseline in brackets")
     yield Paragraph(output.chance_remark(report))
+    yield from _abreast(output.endpoint_rows(report), "Other endpoints, difference from the baseline in brackets")
     yield from _abreast(output.spending_rows(report), f"Spent, means over seeds; {budgets}")
     yield from blocks.values()
 
@@ -338,8 +343,8 @@ def _runs(study: Study, broken: list[tuple[Path, str]], linked: bool) -> Iterato
         yield warning(f"{NOT_SHOWN}{path.parent.name}/{path.name}: {reason}")
     if elsewhere := carried(study):
         yield warning(
-            f"{NOT_SHOWN}settings and buffers of {len(elsewhere)} of {len(rows)} runs: their results alone were given "
-            "(--results)"
+            f"{NOT_SHOWN}settings and buffers of {len(elsewhere)} of {len(rows)} runs, of which the results alone are "
+            "here (--results)"
         )
     folders = [run.folder.relative_to(study.folder) for run in study.runs]
     yield Links({f"{folder}/": "the run" for folder in folders}, linked)

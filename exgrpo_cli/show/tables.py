@@ -223,7 +223,9 @@ def _step_tables(label: str, step: Numbers) -> Iterator[Table]:
         rows, caption = _beginning(step["units"], "rows", nothing)
         yield table_of(f"{label}: scanned {drawn}", UNIT, rows, caption=caption, words=True, bold="unit_id")
     elif step["buckets"] or not step["questions"]:
-        said = "succ.: right answers at the latest visit; 0 where those stored are older" * bool(step["buckets"])
+        said = "succ.: right answers at the latest visit; with 0, the stored ones are of an earlier visit" * bool(
+            step["buckets"]
+        )
         yield table_of(f"{label}: buckets {at}", OFFER, step["buckets"], caption=nothing or said)
     if step["questions"]:
         rows, caption = _beginning(step["questions"], "candidates")

@@ -122,12 +122,17 @@ def endpoint_rows(report: Numbers) -> Rows:
 
 def chance_remark(report: Numbers) -> str:
     """The number of other endpoints' differences that leave out 0, beside the number that do so by chance."""
-    found = [each["difference"] for arm in report["arms"].values() for each in arm["endpoints"].values()]
+    found = [
+        each["difference"]
+        for arm in report["arms"].values()
+        for name, each in arm["endpoints"].items()
+        if name in OTHERS
+    ]
     varied = [each for each in found if each and each["spread"] > 0]
     clear = sum(each["low"] > 0 or each["high"] < 0 for each in varied)
     return (
-        f"The interval leaves out 0 in {clear} of these {len(varied)} differences; by chance alone it does in one of "
-        "twenty. They say where to look, and none is a verdict."
+        f"In the next table the interval leaves out 0 in {clear} of {len(varied)} differences; by chance each does in "
+        "one study of twenty. Most are of the same answers, and agree or err together: they say where to look."
     )
 
 

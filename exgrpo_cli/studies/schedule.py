@@ -324,8 +324,7 @@ def run_all(
                     pass_on_damage(run, end)
                     reason = launcher.failure(run, job)
                     if reason is None:
-                        whole = progress(run)[1]
-                        reporter.progress(whole, whole, label)
+                        show_progress(reporter, run, ended=True)
                         reporter.note(f"{label}: done")
                     elif not reason and kills[label] < launcher.most_kills:
                         kills[label] += 1
@@ -341,10 +340,11 @@ def run_all(
     return failed
 
 
-def show_progress(reporter: Reporter, run: StudyRun) -> None:
-    """Show how much of its budget a run has spent; one that is still validating has not finished."""
+def show_progress(reporter: Reporter, run: StudyRun, *, ended: bool = False) -> None:
+    """Show how much of its budget a run has spent; one that is still validating has not ended."""
     done, whole = progress(run)
-    reporter.progress(min(done, whole - 1), whole, run.label)
+    unit = {"steps": "steps", "seconds": "seconds"}.get(run.config.run.budget, "tokens")
+    reporter.progress(whole if ended else min(done, whole - 1), whole, f"{run.label}, {unit}")
 
 
 def pass_on_damage(run: StudyRun, start: int) -> None:

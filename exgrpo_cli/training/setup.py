@@ -51,7 +51,7 @@ def setup_run(
     point = ResumePoint() if is_new else ranks.from_main(lambda: find_resume_point(folder, config))
     for note in point.notes if ranks.is_main else ():
         warnings.warn(note, DamageWarning, stacklevel=2)
-    reporter.phase("reading questions")
+    reporter.phase("setting up")
     questions = ranks.from_main(lambda: load_questions(config, reporter) if is_new else stored_questions(folder.data))
     pool = stack.enter_context(GradingPool(config.grading))
     if is_new:
