@@ -11,17 +11,7 @@ from typing import Any
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.versions import install_command
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.machine.memory import (
-    REFERENCE_GPU_BYTES,
-    MemoryPlan,
-    Shape,
-    architecture,
-    backbone_shape,
-    disk_bytes,
-    fewest_gpus,
-    memory_plan,
-    size,
-)
+from exgrpo_cli.machine import memory as sizes
 from exgrpo_cli.machine.survey import Machine, choose_threads
 from exgrpo_cli.models.load import dtype_note, pin_dtype
 from exgrpo_cli.presets import load_preset, preset_names
@@ -53,7 +43,7 @@ def settle(config: Config, machine: Machine, ranks: Ranks = ALONE, *, fetch: boo
     device = run.device if lacking or run.device == "mps" else "cuda" if on_gpu else "cpu"
     threads = choose_threads(run.threads, machine.cores, processes=max(1, nproc))
     notes = []
-    if backbone.dtype == "auto" and (not on_gpu or fetch or architecture(backbone, config.tiny) is not None):
+    if backbone.dtype == "auto" and (not on_gpu or fetch or sizes.architecture(backbone, config.tiny) is not None):
         notes = [dtype_note(backbone, config.tiny)] if on_gpu else []
         backbone = pin_dtype(backbone, config.tiny, on_gpu=on_gpu or lacking)
     config = replace(
@@ -64,10 +54,10 @@ def settle(config: Config, machine: Machine, ranks: Ranks = ALONE, *, fetch: boo
     )
     if config.rollout.logprobs == "auto":
         config = replace(config, rollout=replace(config.rollout, logprobs=config.usual_logprobs))
-    shape = backbone_shape(backbone, config.tiny)
+    shape = sizes.backbone_shape(backbone, config.tiny)
     world = ranks.world_size if ranks.launched else nproc
     if not world:
-        world = (shape and fewest_gpus(shape, config, gpu_memory_bytes=REFERENCE_GPU_BYTES)) or 1
+        world = (shape and sizes.fewest_gpus(shape, config, gpu_memory_bytes=sizes.REFERENCE_GPU_BYTES)) or 1
     plan = Plan(config=config, machine=machine, ranks=world, shape=shape, notes=tuple(notes))
     asked = config.rollout.gpu_memory_fraction
     if on_gpu and plan.gpu_share != asked:
@@ -84,7 +74,7 @@ class Plan:
     machine: Machine
     ranks: int
     """Ranks of all hosts; where the GPUs are missing those asked for, or the fewest of 80 GB that are enough."""
-    shape: Shape | None
+    shape: sizes.Shape | None
     """None for a hub id whose config is not in the local cache: its memory cannot be planned."""
     notes: tuple[str, ...]
     """Choices that a user should hear of when the run starts."""
@@ -97,17 +87,17 @@ class Plan:
     @property
     def gpu_bytes(self) -> int:
         """Memory of the smallest GPU here, or of the GPU that is planned for without any."""
-        return min((gpu.memory_bytes for gpu in self.machine.gpus), default=REFERENCE_GPU_BYTES)
+        return min((gpu.memory_bytes for gpu in self.machine.gpus), default=sizes.REFERENCE_GPU_BYTES)
 
     @property
-    def memory(self) -> MemoryPlan | None:
+    def memory(self) -> sizes.MemoryPlan | None:
         """Memory with the longest prompts that the settings allow; None where the shape is."""
         return None if self.shape is None else self.memory_of(None)
 
     @property
     def disk(self) -> int | None:
         """Bytes of checkpoints and model; None where the shape is."""
-        return None if self.shape is None else disk_bytes(self.config, self.shape)
+        return None if self.shape is None else sizes.disk_bytes(self.config, self.shape)
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -120,10 +110,10 @@ class Plan:
         asked = self.config.rollout.gpu_memory_fraction
         return (self.memory.gpu_memory_fraction if self.memory else 0) or asked
 
-    def memory_of(self, longest_prompt: int | None) -> MemoryPlan:
+    def memory_of(self, longest_prompt: int | None) -> sizes.MemoryPlan:
         """Memory with prompts of so many tokens."""
         assert self.shape is not None, "without a shape there is no plan of memory"
-        return memory_plan(
+        return sizes.memory_plan(
             self.shape,
             self.config,
             gpus=self.ranks,
@@ -173,7 +163,7 @@ class Plan:
         lines += ["memory     unknown: the model's config is not in the local cache"] if self.shape is None else []
         lines += self._memory_lines(self.memory) if self.memory else []
         if self.disk:
-            lines.append(f"disk       {size(self.disk)} for checkpoints and model")
+            lines.append(f"disk       {sizes.size(self.disk)} for checkpoints and model")
         lines += [f"note       {note}" for note in replay_notes(config)]
         return lines + [f"missing    {line}" for line in self.missing]
 
@@ -184,11 +174,11 @@ class Plan:
         trained = generated + rollouts * self.config.data.max_prompt_tokens
         return {"rollouts": rollouts, "generated": generated, "trained": trained}
 
-    def _memory_lines(self, plan: MemoryPlan) -> list[str]:
+    def _memory_lines(self, plan: sizes.MemoryPlan) -> list[str]:
         """The parts that take any, by the names that they have in JSON too."""
         parts = plan.parts()
         gpus, share = parts.pop("gpus"), parts.pop("gpu_memory_fraction")
-        shown = [f"{size(taken):>9}  {name.replace('_', ' ')}" for name, taken in parts.items() if taken]
+        shown = [f"{sizes.size(taken):>9}  {name.replace('_', ' ')}" for name, taken in parts.items() if taken]
         if share:
             shown.append(f"{share:>9.2f}  of the GPU is the rollout engine's (rollout.gpu_memory_fraction)")
         device = f"per GPU of {gpus}" if self.on_gpu else "per process on the CPU, where the heap may keep a third more"
@@ -209,7 +199,7 @@ def _missing(plan: Plan, longest_prompt: int) -> Iterator[str]:
     elif config.run.device == "mps" and (config.run.nproc, config.rollout.engine, config.optim.engine) != MPS:
         yield "device 'mps' trains in one process, by the engines hf and torch"
     if plan.on_gpu and not gpus:
-        fewest = plan.shape and fewest_gpus(plan.shape, config, gpu_memory_bytes=REFERENCE_GPU_BYTES)
+        fewest = plan.shape and sizes.fewest_gpus(plan.shape, config, gpu_memory_bytes=sizes.REFERENCE_GPU_BYTES)
         enough = f" ({fewest} of 80 GB would do)" if fewest else ""
         yield f"no GPU is visible{enough}; `exgrpo train --device cpu` runs it on the CPU all the same"
     elif plan.on_gpu and config.run.nproc > gpus:
@@ -228,9 +218,9 @@ def _missing_memory(plan: Plan, longest_prompt: int) -> Iterator[str]:
     memory, ranks = plan.memory_of(longest_prompt), max(1, plan.config.run.nproc)
     offloaded, room = ranks * memory.optimizer_on_host, plan.machine.memory_bytes
     lower = (
-        f"updates take {size(memory.peaks['update'])} (lower optim.microbatch_tokens or set backbone."
-        f"gradient_checkpointing=true), rollouts {size(memory.peaks['rollouts'])} (lower rollout.max_rows); more GPUs "
-        "with optim.engine=deepspeed or a smaller backbone need less"
+        f"updates take {sizes.size(memory.peaks['update'])} (lower optim.microbatch_tokens or set backbone."
+        f"gradient_checkpointing=true), rollouts {sizes.size(memory.peaks['rollouts'])} (lower rollout.max_rows); more "
+        "GPUs with optim.engine=deepspeed or a smaller backbone need less"
     )
     needs = [(ranks * memory.peak + offloaded, room, "main memory", lower)]
     if plan.on_gpu:
@@ -241,7 +231,7 @@ def _missing_memory(plan: Plan, longest_prompt: int) -> Iterator[str]:
         ]
     for most, available, what, fixes in needs:
         if most > available:
-            yield f"{size(most)} of {what}, there are {size(available)}: {fixes}"
+            yield f"{sizes.size(most)} of {what}, there are {sizes.size(available)}: {fixes}"
 
 
 def first_replay_step(config: Config, num_questions: int) -> int:
