@@ -65,7 +65,7 @@ Values = Float64[np.ndarray, " values"]
 Told = list[tuple[float, str]]
 """Places of a panel, and the words for who points at them."""
 _told: "WeakKeyDictionary[Axes, tuple[Told, Told]]" = WeakKeyDictionary()
-"""Of the horizontal axis, and of rows. No texts of matplotlib's: hundreds, never drawn, take a third of the time."""
+"""Words of the horizontal axis, and of rows. As texts of matplotlib's they took a third of the time."""
 
 
 @contextmanager
@@ -118,7 +118,7 @@ def tell(axes: "Axes", place: float, words: str, *, row: bool = False) -> None:
 
 
 def told_of(axes: "Axes", *, row: bool) -> Told:
-    """What `tell` was told of a panel."""
+    """The words that `tell` was told of a panel."""
     return _told.setdefault(axes, ([], []))[row]
 
 
