@@ -41,8 +41,9 @@ PAGE = """
 import json, resource, sys, time
 from pathlib import Path
 begin, cpu = time.perf_counter(), time.process_time()
-from exgrpo_cli.show.report import write_report
-path = write_report(Path(sys.argv[1]), Path(sys.argv[2]))
+from exgrpo_cli.commands import run
+assert run(["report", sys.argv[1], "--output", sys.argv[2]]) == 0
+path = Path(sys.argv[2])
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(json.dumps({
     "page_seconds": time.perf_counter() - begin, "page_cpu_seconds": time.process_time() - cpu,
@@ -54,7 +55,8 @@ print(json.dumps({
 def measure(work: str, run: Path, *arguments: str) -> dict[str, float]:
     """One summary or page in a process of its own, imports included."""
     command = [sys.executable, "-c", work, str(run), *arguments]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def median(rows: list[dict[str, float]]) -> dict[str, float]:

