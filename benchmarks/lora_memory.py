@@ -26,13 +26,13 @@ def measure(rank: int) -> dict[str, float]:
     from exgrpo_cli.base.types import TokenSequence
     from exgrpo_cli.config.layers import build_config
     from exgrpo_cli.engines.policy.adamw import torch_policy
-    from exgrpo_cli.machine.memory import memory_plan, preset_config, shape_of
+    from exgrpo_cli.machine.memory import architecture, memory_plan, shape_of
 
     torch.set_num_threads(1)
     limits = [f"data.max_prompt_tokens={PROMPT}", f"rollout.max_response_tokens={RESPONSE}", "optim.minibatches=1"]
     sizes = [f"rollout.questions_per_step={ROWS // 8}", f"optim.microbatch_tokens={MICROBATCH_TOKENS}"]
     config = build_config(assignments=[*limits, *sizes, f"lora.rank={rank}", "rollout.engine=vllm"])
-    model_config = preset_config("smollm2-135m")
+    model_config = architecture(build_config(backbone="smollm2-135m").backbone, config.tiny)
     plan = memory_plan(shape_of(model_config), config, gpus=1, on_gpu=False)
     rng, flat = np.random.default_rng(0), np.full(RESPONSE, -7.0, dtype=np.float32)
     prompts = [rng.integers(0, 1000, PROMPT).astype(np.int32) for _ in range(ROWS // 8)]
