@@ -20,8 +20,8 @@ ON_TWO_DEVICES = """
 import sys
 import simulated_device, torch
 from exgrpo_cli.engines.policy import policy as policies
-pack = policies.pack
-policies.pack = lambda sequences, device, **layout: pack(sequences, torch.device("cpu"), **layout)
+pack = policies.packing.pack
+policies.packing.pack = lambda sequences, device, **layout: pack(sequences, torch.device("cpu"), **layout)
 sys.exit(simulated_device.main(sys.argv[1:]))
 """
 
