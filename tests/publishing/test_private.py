@@ -30,6 +30,7 @@ LOOKS = (
     ("Authorization: Bearer ", SIGNS, 40), ("https://alice:", SIGNS, 12), ("http://h/v1?api_key=", SIGNS, 24),
 )  # fmt: skip
 """Beginning, alphabet and length of tokens."""
+# Homes of people and of root, mounts and shares, as they look on systems of all kinds.
 PATHS = (
     "file:///home/alice/plan/x", "~/plan/x", "//home/alice/x", "</home/alice/x>", "dir/home/alice/x", "../alice/plan",
     "./../home/alice", r"C:\Users\alice\x", r"\\srv\share", "/home/alice/My Secret/plan", "/Users/alice/plan",
