@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Literal
 
 from exgrpo_cli.commands import cli
-from exgrpo_cli.commands.cli import option
 from exgrpo_cli.commands.report import write_page
 
 if TYPE_CHECKING:
@@ -18,51 +17,25 @@ if TYPE_CHECKING:
 class StudyOptions:
     """Axes, seeds and what all runs have in common; None leaves it to the presets."""
 
-    claim: Annotated[
-        str | None,
-        option(
-            "Put what a paper says to the test, or a claim of your own in TOML: brings arms and seeds.",
-            metavar="NAME|FILE|quick|all",
-            autocompletion=cli.presets_of("claims", others=("all", "quick")),
-        ),
-    ] = None
-    metric: Annotated[
-        str | None,
-        option(
-            "What chooses the stored answer to replay, such as ent, its entropy: one is compared lowest (min), highest "
-            "(max) and random; a comma list is exactly those."
-        ),
-    ] = None
-    sampler: Annotated[str | None, option("How questions are drawn from the buffer, comma list.")] = None
-    methods: Annotated[str | None, option("Method presets or their files, comma list.", of="methods")] = None
-    regimes: Annotated[str | None, option("Regime presets, comma list: every arm in each of them.", of="regimes")] = (
-        None
-    )
-    vary: Annotated[list[str] | None, option("Values of one setting; repeatable.", metavar="SECTION.KEY=V1,V2")] = None
-    seeds: Annotated[str | None, option("How many seeds, or which: 3, or 0,1,5.", metavar="N|LIST", default="3")] = None
-    name: Annotated[str | None, option("Name of the study.", default="from the arms")] = None
-    equal: Annotated[
-        str | None,
-        option(
-            "What every arm spends as the baseline does, seed by seed.",
-            metavar="steps|generated|trained|seconds",
-            default="generated with --methods or --regimes, else steps",
-        ),
-    ] = None
-    replay_from: Annotated[
-        str | None, option("Experience for the methods that store none: a run, or hf://OWNER/NAME.", metavar="RUN")
-    ] = None
-    backbone: cli.BackboneOption = None
-    data: cli.DataOption = None
-    heldout: cli.HeldoutOption = None
-    steps: Annotated[int | None, option("Steps of every run.", default="the backbone's")] = None
-    results: Annotated[
-        list[Path] | None, option("Results of other machines that count as finished runs; repeatable.", metavar="DIR")
-    ] = None
-    output: cli.OutputOption = None
-    config: cli.ConfigOption = None
-    assignments: cli.SetOption = None
-    allow_code: cli.AllowCodeOption = False
+    claim: str | None = None
+    metric: str | None = None
+    sampler: str | None = None
+    methods: str | None = None
+    regimes: str | None = None
+    vary: list[str] | None = None
+    seeds: str | None = None
+    name: str | None = None
+    equal: str | None = None
+    replay_from: str | None = None
+    backbone: str | None = None
+    data: str | None = None
+    heldout: str | None = None
+    steps: int | None = None
+    results: list[Path] | None = None
+    output: Path | None = None
+    config: Path | None = None
+    assignments: list[str] | None = None
+    allow_code: bool = False
 
     def request(self) -> "StudyRequest":
         """The options as the core takes them."""
@@ -72,13 +45,13 @@ class StudyOptions:
         return cli.request_of(StudyRequest, self, settings, replay_from=cli.run_folder(self.replay_from))
 
 
-@cli.with_groups
+@cli.with_options
 def ablate(
     options: StudyOptions,
     speech: cli.Speech,
-    jobs: Annotated[int, option("Runs at a time; 0 is one for each core, or one on a GPU.", min=0)] = 0,
-    launcher: cli.LauncherOption = None,
-    dry_run: cli.DryRunOption = False,
+    jobs: int = 0,
+    launcher: Literal["local", "slurm"] | None = None,
+    dry_run: bool = False,
 ) -> None:
     """Compare arms over several seeds with the same question order, each against on-policy training.
 
@@ -111,13 +84,17 @@ def ablate(
 
 
 def _print_runs(study: "Study", to_go: str) -> None:
+    from exgrpo_cli.base.versions import now
     from exgrpo_cli.studies.claims import claim_of
 
     plan = study.describe()
     against = f", against {plan['baseline']}" if plan["baseline"] else ""
     cli.talk(f"study {plan['name']} in {plan['folder']}{against}:\n{to_go}")
+    hashes = dict(each.rsplit(" ", 1) for run in study.unfinished for each in run.config.run.claims)
     for name, stated in study.claims.items():
         cli.talk(str(claim_of(name, stated)))
+        if name in hashes and "fixed" not in stated:
+            cli.talk(f"Before its first run put into its file:\n[fixed]\nat = {now()!r}\nhash = {hashes[name]!r}")
     for run in plan["runs"]:
         cli.write_data(f"{run['arm']}\tseed {run['seed']}\t{run['steps']} steps\t{run['state']}\t{run['folder']}")
 

@@ -1,15 +1,16 @@
-"""Options that several commands share, and the two ways a command speaks: data to stdout, talk to stderr."""
+"""Options of the commands, and the two ways a command speaks: data to stdout, talk to stderr."""
 
 import inspect
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
+from exgrpo_cli.base.data import tables
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.output import data_stream, printable, say, wrapped
 
@@ -26,7 +27,7 @@ def template(name: str) -> str:
     return (files("exgrpo_cli.presets") / "templates" / f"{name}.txt").read_text(encoding="utf-8")
 
 
-def presets_of(*kinds: "PresetKind", others: tuple[str, ...] = ()) -> Callable[[str], list[str]]:
+def _presets_of(kinds: Sequence["PresetKind"], others: Sequence[str]) -> Callable[[str], list[str]]:
     """For the shell's completion: names of presets, and `others`, that go on with the last word of a comma list."""
 
     def complete(incomplete: str) -> list[str]:
@@ -39,75 +40,32 @@ def presets_of(*kinds: "PresetKind", others: tuple[str, ...] = ()) -> Callable[[
     return complete
 
 
-def option(help: str, *names: str, default: str | None = None, of: "PresetKind | None" = None, **more: Any) -> Any:
-    """An option by its help, with what holds where it is not given, and the presets that complete it in a shell."""
-    if default is not None:
-        more["show_default"] = default
-    if of is not None:
-        more["autocompletion"] = presets_of(of)
-    return typer.Option(*names, help=help, **more)
-
-
-BackboneOption = Annotated[
-    str | None,
-    option("Model: a preset, a model folder, a GGUF file or a hub id (owner/name).", default="tiny", of="backbones"),
-]
-DataOption = Annotated[str | None, option("Training questions.", metavar="FILE", default="the backbone's")]
-HeldoutOption = Annotated[
-    str | None,
-    option(
-        "Held-out questions: a file, a benchmark, none, or a share of the training ones, such as 0.1.",
-        metavar="SET",
-        default="the backbone's; of your own data a tenth, at most 500",
-    ),
-]
-OutputOption = Annotated[Path | None, option("Where the results go.", "--output", metavar="PATH")]
-SeedOption = Annotated[int | None, option("Seed of every random stream.", "--seed", default="0")]
-ConfigOption = Annotated[
-    Path | None, option("TOML file of settings, such as a run's config.toml.", "--config", metavar="FILE")
-]
-SetOption = Annotated[
-    list[str] | None,
-    option("Any single setting; repeatable, strongest of all.", "--set", metavar="SECTION.KEY=VALUE"),
-]
-DryRunOption = Annotated[bool, option("Print the configuration and the plan, then stop.", "--dry-run")]
-AllowCodeOption = Annotated[
-    bool, option("Let files of settings name your own functions (python:module:function).", "--allow-code")
-]
-LauncherOption = Annotated[
-    Literal["local", "slurm"] | None,
-    option(
-        "Where runs are started: here, or by Slurm, whose tasks the slurm table of --config describes.", default="local"
-    ),
-]
-QuietOption = Annotated[bool, option("Errors and damage only.", "--quiet")]
-JsonOption = Annotated[bool, option("One JSON object on stdout, everything else on stderr.", "--json")]
-DebugOption = Annotated[bool, option("Show the traceback of an error.", "--debug")]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Speech:
     """Options of a command's output."""
 
-    quiet: QuietOption = False
-    json: JsonOption = False
-    debug: DebugOption = False
+    quiet: bool = False
+    json: bool = False
+    debug: bool = False
 
     def flags(self) -> list[str]:
         """The same, for another process."""
         return [f"--{field.name}" for field in fields(self) if getattr(self, field.name)]
 
 
-def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command take its options in groups: a parameter that is a dataclass becomes one option per field."""
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Make each parameter of a command an option, worded as options.toml has it; a dataclass is one for every field."""
+    words = tables(__file__, "options.toml")
     groups: dict[str, Any] = {}
-    given: dict[str, tuple[Any, Any]] = {}
-    for name, kind in get_type_hints(command, include_extras=True).items():
+    given: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
+    for name, kind in get_type_hints(command).items():
         if is_dataclass(kind):
-            groups[name], hints = kind, get_type_hints(kind, include_extras=True)
-            given |= {field.name: (hints[field.name], field.default) for field in fields(kind)}
+            groups[name] = kind
+            given |= get_type_hints(kind)
+            defaults |= {field.name: field.default for field in fields(kind)}
         elif name != "return":
-            given[name] = kind, inspect.signature(command).parameters[name].default
+            given[name], defaults[name] = kind, inspect.signature(command).parameters[name].default
 
     @wraps(command)
     def call(**values: Any) -> None:
@@ -116,14 +74,25 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
         }
         command(**values, **made)
 
-    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-            for name, (annotation, default) in given.items()
-        ]
-    )
-    call.__annotations__ = {name: annotation for name, (annotation, _) in given.items()}
+    call.__annotations__ = {
+        name: Annotated[kind, _option(name, words["shared"].get(name, {}) | words[command.__name__].get(name, {}))]
+        for name, kind in given.items()
+    }
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=annotation)
+        for name, annotation in call.__annotations__.items()
+    ]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return call
+
+
+def _option(parameter: str, words: dict[str, Any]) -> Any:
+    own = dict(words)
+    name, is_argument = own.pop("name", f"--{parameter.replace('_', '-')}"), own.pop("argument", False)
+    kinds, others = own.pop("presets", ()), own.pop("others", ())
+    if kinds:
+        own["autocompletion"] = _presets_of(kinds, others)
+    return typer.Argument(**own) if is_argument else typer.Option(name, **own)
 
 
 def shared_options(options: Any, request: Any) -> dict[str, Any]:

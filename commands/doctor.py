@@ -1,14 +1,14 @@
 """`exgrpo doctor`: what this machine can run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.commands.cli import DebugOption, JsonOption, option, print_json, talk, template
+from exgrpo_cli.commands.cli import print_json, talk, template, with_options
 from exgrpo_cli.commands.train import TrainOptions, train
 
 if TYPE_CHECKING:
@@ -17,14 +17,12 @@ if TYPE_CHECKING:
 GIB = 2**30
 
 
+@with_options
 def doctor(
-    smoke: Annotated[bool, option("Also two steps with random weights at full lengths, measured.", "--smoke")] = False,
-    backbone: Annotated[
-        str | None,
-        option("Whose configuration --smoke runs: a preset or model folder.", default="tiny", of="backbones"),
-    ] = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
+    smoke: bool = False,
+    backbone: str | None = None,
+    json: bool = False,
+    debug: bool = False,
 ) -> None:
     """Say what this machine can run: packages, devices, engines, memory against each backbone.
 
@@ -80,6 +78,12 @@ def _print_report(report: Mapping[str, Any]) -> None:
         needs = f"{each['peak_bytes'] / GIB:.1f} GiB {where}{would_do}"
         backbones.append((each["name"], "fits" if each["fits"] else "too large", needs))
     console.print(_table("backbone", backbones))
+    planned = [
+        (each["name"], *(_on_card(settings) for settings in each["cards"].values())) for each in report["backbones"]
+    ]
+    if planned:
+        names = [f"{name.replace('x', ' x ')} GB" for name in report["backbones"][0]["cards"]]
+        console.print(_table("planned for", planned, names))
     for kind in ("conflict", "problem"):
         for text in report[f"{kind}s"]:
             console.print(f"{kind}: {text}", soft_wrap=True)
@@ -89,13 +93,17 @@ def _print_report(report: Mapping[str, Any]) -> None:
         console.print("\n" + template("greeting").split("\n\n")[1], soft_wrap=True)
 
 
-def _table(name: str, rows: list[tuple[str, str, str]]) -> "Table":
+def _on_card(settings: str | None) -> str:
+    return "no" if settings is None else f"with {settings}" if settings else "fits"
+
+
+def _table(name: str, rows: Sequence[tuple[str, ...]], others: Sequence[str] = ("", "")) -> "Table":
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column(name, no_wrap=True)
-    table.add_column("")
-    table.add_column("", overflow="fold")
+    for other in others:
+        table.add_column(other, overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table

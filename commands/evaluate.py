@@ -4,13 +4,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
+from typing import TYPE_CHECKING, Any, Literal
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import cli
-from exgrpo_cli.commands.cli import option
 from exgrpo_cli.config.names import Device
 
 if TYPE_CHECKING:
@@ -22,48 +19,23 @@ if TYPE_CHECKING:
 class EvaluateOptions:
     """The model and what differs from the benchmarks' own protocol; None leaves it to them."""
 
-    model: Annotated[
-        str | None,
-        option(
-            "Run folder (RUN@step-000050, RUN@best, RUN@latest), model folder, GGUF file, hub id or preset.",
-            metavar="MODEL",
-            default="the newest finished run",
-        ),
-    ] = None
-    data: Annotated[Path | None, option("Questions instead of the benchmark's own.", metavar="FILE")] = None
-    samples: Annotated[int | None, option("Samples per question.", min=1, metavar="K", default="the benchmark's")] = (
-        None
-    )
-    temperature: Annotated[float | None, option("T.", default="the benchmark's, mostly 0.6")] = None
-    top_p: Annotated[float | None, option("Nucleus.", "--top-p", default="1")] = None
-    max_tokens: Annotated[int | None, option("New tokens at most.", min=1, default="the benchmark's, mostly 8192")] = (
-        None
-    )
-    template: Annotated[
-        str | None,
-        option(
-            "Prompt template.",
-            default="a run's or a backbone preset's own; else the chat template of the model or the server",
-        ),
-    ] = None
-    grader: Annotated[
-        list[str] | None,
-        option("Another grader beside math and oat: choice, exact or python:module:function; repeatable."),
-    ] = None
-    engine: Annotated[Literal["hf", "vllm"], option("Engine of a model loaded here.")] = "hf"
-    tensor_parallel: Annotated[int, option("GPUs that share one model, with --engine vllm.", min=1, metavar="N")] = 1
-    endpoint: Annotated[str | None, option("OpenAI-compatible server that serves --model.", metavar="URL")] = None
-    timeout: Annotated[
-        float | None,
-        option("Longest wait for one whole answer of --endpoint.", min=0.1, metavar="SECONDS", default="1200"),
-    ] = None
-    device: Annotated[Device, option("Where the model is loaded.")] = "auto"
-    output: Annotated[Path | None, option("Results folder.", metavar="PATH", default="results/<benchmark>-<model>")] = (
-        None
-    )
-    seed: Annotated[int, option("Seed of the samples.", min=0)] = 0
-    rescore: Annotated[bool, option("Grade stored samples again, without a model.", "--rescore")] = False
-    dry_run: cli.DryRunOption = False
+    model: str | None = None
+    data: Path | None = None
+    samples: int | None = None
+    temperature: list[float] | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    template: str | None = None
+    grader: list[str] | None = None
+    engine: Literal["hf", "vllm"] = "hf"
+    tensor_parallel: int = 1
+    endpoint: str | None = None
+    timeout: float | None = None
+    device: Device = "auto"
+    output: Path | None = None
+    seed: int = 0
+    rescore: bool = False
+    dry_run: bool = False
 
     def request(self, benchmarks: Sequence[str]) -> "EvaluationRequest":
         """The options as the core takes them."""
@@ -73,29 +45,20 @@ class EvaluateOptions:
         names = ("samples", "temperature", "top_p", "max_tokens", "template")
         return EvaluationRequest(
             benchmarks=tuple(benchmarks),
-            protocol={name: getattr(self, name) for name in names if getattr(self, name) is not None},
+            protocol={name: value for name in names if (value := getattr(self, name)) not in (None, [])},
             second_graders=tuple(self.grader or ()),
             threads=choose_threads(0),
             **cli.shared_options(self, EvaluationRequest),
         )
 
 
-@cli.with_groups
+@cli.with_options
 def evaluate(
-    benchmarks: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="BENCHMARK",
-            help="arithmetic, aime24, math500, ...; paper, paper-id or paper-ood; folders with --compare.",
-            autocompletion=cli.presets_of("benchmarks", others=("paper", "paper-id", "paper-ood")),
-        ),
-    ] = None,
+    benchmarks: list[str] | None = None,
     *,
     options: EvaluateOptions,
     speech: cli.Speech,
-    compare: Annotated[
-        bool, option("Compare stored results, question by question: --compare FOLDER FOLDER...", "--compare")
-    ] = False,
+    compare: bool = False,
 ) -> None:
     """Score a model on benchmarks with intervals, resuming what was interrupted.
 

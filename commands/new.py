@@ -4,24 +4,20 @@ import keyword
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
-
-import typer
+from typing import Literal
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.commands.cli import DebugOption, QuietOption, talk, template, write_data
+from exgrpo_cli.commands.cli import talk, template, with_options, write_data
 
 _FILES = {"study": "study.toml", "method": "method.toml", "grader": "grader.py"}
 
 
+@with_options
 def new(
-    kind: Annotated[
-        Literal["study", "method", "grader"],
-        typer.Argument(help="A claim with the runs that judge it, a replay method, or a reward function."),
-    ],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name: the file is NAME.toml, of a grader NAME.py.")],
-    quiet: QuietOption = False,
-    debug: DebugOption = False,
+    kind: Literal["study", "method", "grader"],
+    name: str,
+    quiet: bool = False,
+    debug: bool = False,
 ) -> None:
     """Write a commented file that works as it is, to begin a study, a method or a grader with.
 

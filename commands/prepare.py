@@ -2,12 +2,9 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
+from typing import TYPE_CHECKING, Any, Literal
 
 from exgrpo_cli.commands import cli
-from exgrpo_cli.commands.cli import option
 
 if TYPE_CHECKING:
     from exgrpo_cli.evaluation.preparing import PrepareRequest
@@ -17,46 +14,24 @@ if TYPE_CHECKING:
 class PrepareSettings:
     """Options of reading and auditing a source, and where it goes."""
 
-    output: cli.OutputOption = None
-    layout: Annotated[Literal["canonical", "verl"], option("Layout of the output.")] = "canonical"
-    question_field: Annotated[str | None, option("Column of the question; dots lead into structs.", metavar="NAME")] = (
-        None
-    )
-    answer_field: Annotated[str | None, option("Column of the gold answer.", metavar="NAME")] = None
-    answer_pattern: Annotated[
-        str | None, option("Its last match in the answer field is the gold (group 1).", metavar="REGEX")
-    ] = None
-    backbone: Annotated[
-        str | None, option("Check prompt lengths with this backbone's tokenizer.", metavar="NAME", of="backbones")
-    ] = None
-    show: Annotated[int, option("Print the first N prompts as the backbone sees them.", metavar="N", min=0)] = 0
-    max_prompt_tokens: Annotated[
-        int | None, option("Longer prompts are left out.", min=1, default="the backbone's")
-    ] = None
-    decontaminate: Annotated[
-        str | None, option("Benchmarks or files of questions to leave out, comma list.", metavar="LIST")
-    ] = None
-    overlap: Annotated[float, option("Share of a benchmark question's n-grams from which a question is left out.")] = (
-        0.5
-    )
-    ngram: Annotated[int, option("Words of those n-grams.")] = 8
-    split: Annotated[
-        float | None,
-        option("Share of the questions to hold out, in a second file beside the first.", metavar="FRACTION"),
-    ] = None
-    experience: Annotated[
-        Path | None,
-        option(
-            "Rollouts of these questions that were logged elsewhere (.jsonl, .parquet): made a pool for "
-            "train --replay-from instead.",
-            metavar="FILE",
-        ),
-    ] = None
-    grader: Annotated[str | None, option("Verifier of the gold answers.", default="math, choice for options")] = None
-    seed: cli.SeedOption = None
-    config: cli.ConfigOption = None
-    assignments: cli.SetOption = None
-    allow_code: cli.AllowCodeOption = False
+    output: Path | None = None
+    layout: Literal["canonical", "verl"] = "canonical"
+    question_field: str | None = None
+    answer_field: str | None = None
+    answer_pattern: str | None = None
+    backbone: str | None = None
+    show: int = 0
+    max_prompt_tokens: int | None = None
+    decontaminate: str | None = None
+    overlap: float = 0.5
+    ngram: int = 8
+    split: float | None = None
+    experience: Path | None = None
+    grader: str | None = None
+    seed: int | None = None
+    config: Path | None = None
+    assignments: list[str] | None = None
+    allow_code: bool = False
 
     def request(self, source: str) -> "PrepareRequest":
         """The options as the core takes them."""
@@ -68,22 +43,17 @@ class PrepareSettings:
         if is_made(source):
             settings[f"{section_of_made(source)}.seed"] = self.seed
         named = NamedFields(question=self.question_field, answer=self.answer_field, answer_pattern=self.answer_pattern)
-        return cli.request_of(PrepareRequest, self, settings, source=source, fields=named)
+        audited = {"fields": named, "overlap_threshold": self.overlap, "overlap_ngram": self.ngram}
+        return cli.request_of(PrepareRequest, self, settings, source=source, **audited)
 
 
-@cli.with_groups
+@cli.with_options
 def prepare(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="A task made here, such as countdown or gym:TASK, a file, a folder, or a hub id "
-            "(owner/name@revision:split)."
-        ),
-    ] = "arithmetic",
+    source: str = "arithmetic",
     *,
     options: PrepareSettings,
     speech: cli.Speech,
-    dry_run: cli.DryRunOption = False,
+    dry_run: bool = False,
 ) -> None:
     """Turn any question set into one audited question file, by default data/<source>.parquet.
 

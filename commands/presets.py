@@ -1,11 +1,9 @@
 """`exgrpo presets`: what ships, and one preset resolved."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from exgrpo_cli.commands.cli import DebugOption, JsonOption, presets_of, print_json, write_data
+from exgrpo_cli.commands.cli import print_json, with_options, write_data
 
 if TYPE_CHECKING:
     from exgrpo_cli.presets import PresetKind
@@ -19,16 +17,11 @@ GROUPS = {
 DEFAULT_GROUP = "exgrpo"
 
 
+@with_options
 def presets(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            help="A preset; without one, all are listed.",
-            autocompletion=presets_of("backbones", "methods", "benchmarks", "regimes", "claims"),
-        ),
-    ] = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
+    name: str | None = None,
+    json: bool = False,
+    debug: bool = False,
 ) -> None:
     """List the presets, or show one resolved as TOML.
 

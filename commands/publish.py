@@ -1,26 +1,21 @@
 """`exgrpo publish`: a run or a study on the Hugging Face hub."""
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from exgrpo_cli.commands.cli import DebugOption, JsonOption, QuietOption, option, print_json, talk, write_data
+from exgrpo_cli.commands.cli import print_json, talk, with_options, write_data
 
 
+@with_options
 def publish(
-    folder: Annotated[Path, typer.Argument(metavar="RUN|STUDY", help="Folder of a finished run, or of a study.")],
-    to: Annotated[str, option("Repository on the hub; made where missing.", "--to", metavar="OWNER/NAME")],
-    private: Annotated[bool, option("Make the repositories private.", "--private")] = False,
-    results: Annotated[
-        list[Path] | None,
-        option("Results of evaluate, for the model's card; repeatable.", "--results", metavar="FOLDER"),
-    ] = None,
-    no_ledger: Annotated[bool, option("The model alone.", "--no-ledger")] = False,
-    dry_run: Annotated[bool, option("List files and sizes, upload nothing.", "--dry-run")] = False,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
-    debug: DebugOption = False,
+    folder: Path,
+    to: str,
+    private: bool = False,
+    results: list[Path] | None = None,
+    no_ledger: bool = False,
+    dry_run: bool = False,
+    json: bool = False,
+    quiet: bool = False,
+    debug: bool = False,
 ) -> None:
     """Publish a run as a model and its ledger as a data set, or a study as tables, with cards that say what they are.
 

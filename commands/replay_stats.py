@@ -1,40 +1,21 @@
 """`exgrpo replay-stats`: contents of the experience buffer of a run, and draws from it."""
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from exgrpo_cli.commands.cli import DebugOption, JsonOption, QuietOption, option, print_json, talk
+from exgrpo_cli.commands.cli import print_json, talk, with_options
 
 
+@with_options
 def replay_stats(
-    runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Run folders, finished or running, or hf://OWNER/NAME.")
-    ],
-    step: Annotated[
-        int | None, option("What one step drew: probabilities, candidates, the chosen, texts.", "--step", metavar="N")
-    ] = None,
-    question: Annotated[
-        str, option("History and responses of one question; a beginning of its id will do.", "--question", metavar="ID")
-    ] = "",
-    what_if: Annotated[
-        str,
-        option(
-            "What another policy would have drawn: sampler, mu, sigma, metric, direction.",
-            "--what-if",
-            metavar="KEY=VALUE,...",
-        ),
-    ] = "",
-    output: Annotated[
-        Path | None, option("Folder for the plots.", "--output", metavar="PATH", default="RUN/plots")
-    ] = None,
-    plots: Annotated[
-        bool | None, option("Draw the figures.", "--plots/--no-plots", default="yes, but not for --step and --question")
-    ] = None,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
-    debug: DebugOption = False,
+    runs: list[str],
+    step: int | None = None,
+    question: str = "",
+    what_if: str = "",
+    output: Path | None = None,
+    plots: bool | None = None,
+    json: bool = False,
+    quiet: bool = False,
+    debug: bool = False,
 ) -> None:
     """Show what the experience buffer of one or several runs holds and what was replayed from it.
 

@@ -2,20 +2,16 @@
 
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from exgrpo_cli.commands.cli import DebugOption, JsonOption, option, print_json, talk, write_data
+from exgrpo_cli.commands.cli import print_json, talk, with_options, write_data
 
 
+@with_options
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="RUN|STUDY", help="Folder of a run or a study, finished or not.")],
-    output: Annotated[
-        Path | None, option("Where the page goes.", "--output", metavar="FILE", default="FOLDER/report.html")
-    ] = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
+    folder: Path,
+    output: Path | None = None,
+    json: bool = False,
+    debug: bool = False,
 ) -> None:
     """Write one self-contained page about a run or a study: results, figures, responses, settings, versions.
 

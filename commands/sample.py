@@ -1,32 +1,31 @@
 """`exgrpo sample`: a few responses of a model to one question."""
 
-from typing import Annotated, Literal
+from dataclasses import asdict, dataclass
+from typing import Literal
 
-import typer
-
-from exgrpo_cli.commands.cli import Speech, option, print_json, talk, with_groups, write_data
+from exgrpo_cli.commands.cli import Speech, print_json, talk, with_options, write_data
 from exgrpo_cli.config.names import Device
 
 
-@with_groups
+@dataclass(frozen=True, kw_only=True)
+class SampleOptions:
+    """Prompts and parameters of what is sampled, and where."""
+
+    samples: int = 1
+    temperature: float = 1.0
+    max_tokens: int | None = None
+    seed: int = 0
+    engine: Literal["hf", "vllm"] = "hf"
+    device: Device = "auto"
+
+
+@with_options
 def sample(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN", help="Run (RUN@best, RUN@step-000050), model folder, GGUF file, preset or hub id."
-        ),
-    ],
-    question: Annotated[str, typer.Argument(metavar="QUESTION", help="What to ask, in quotes.")],
+    model: str,
+    question: str,
     *,
     speech: Speech,
-    samples: Annotated[int, option("Responses.", min=1, metavar="K")] = 1,
-    temperature: Annotated[float, option("T; training samples at 1, most evaluations at 0.6.", min=0.01)] = 1.0,
-    max_tokens: Annotated[int | None, option("New tokens at most.", min=1, default="the run's own limit, else 512")] = (
-        None
-    ),
-    seed: Annotated[int, option("Seed of the responses.", min=0)] = 0,
-    engine: Annotated[Literal["hf", "vllm"], option("Engine.")] = "hf",
-    device: Annotated[Device, option("Where the model is loaded.")] = "auto",
+    options: SampleOptions,
 ) -> None:
     """Ask a model one question, with the template of an evaluation, and print what it answers.
 
@@ -39,17 +38,7 @@ def sample(
     from exgrpo_cli.evaluation.local import sample as ask
     from exgrpo_cli.machine.survey import choose_threads
 
-    sampled = ask(
-        model,
-        question,
-        samples=samples,
-        temperature=temperature,
-        max_tokens=max_tokens,
-        seed=seed,
-        engine=engine,
-        device=device,
-        threads=choose_threads(0),
-    )
+    sampled = ask(model, question, threads=choose_threads(0), **asdict(options))
     if speech.json:
         print_json(sampled)
         return

@@ -4,14 +4,14 @@ import os
 import shlex
 import sys
 from contextlib import closing
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import cli
-from exgrpo_cli.commands.cli import option
 from exgrpo_cli.commands.report import write_page
 
 if TYPE_CHECKING:
@@ -25,42 +25,27 @@ if TYPE_CHECKING:
 class TrainOptions:
     """Choices that make a run; None leaves it to the presets."""
 
-    backbone: cli.BackboneOption = None
-    method: Annotated[
-        str | None, option("exgrpo, grpo, another method preset, or a TOML file.", default="exgrpo", of="methods")
-    ] = None
-    regime: Annotated[
-        str | None, option("Task, start and lengths: a preset such as hard-tail.", default="none", of="regimes")
-    ] = None
-    data: cli.DataOption = None
-    heldout: cli.HeldoutOption = None
-    steps: Annotated[int | None, option("Training steps, each a batch of questions.", default="the backbone's")] = None
-    rollout: Annotated[
-        Literal["hf", "vllm"] | None, option("Engine that samples the answers.", default="the backbone's")
-    ] = None
-    engine: Annotated[Literal["torch", "deepspeed"] | None, option("Training engine.", default="the backbone's")] = None
-    nproc: Annotated[int | None, option("Ranks on this host.", min=1, default="one per visible GPU")] = None
-    device: Annotated[
-        Literal["cpu", "cuda", "mps"] | None, option("Where the model lives.", default="a GPU if visible")
-    ] = None
-    time_limit: Annotated[
-        str | None, option("Save and stop, as after Ctrl-C, before so long is over.", metavar="3h50m")
-    ] = None
-    resume: Annotated[bool, option("Go on with --output, or the newest unfinished run.", "--resume")] = False
-    output: cli.OutputOption = None
-    seed: cli.SeedOption = None
-    config: cli.ConfigOption = None
-    assignments: cli.SetOption = None
-    replay_from: Annotated[
-        str | None, option("Fill the buffer from another run's ledger, also hf://OWNER/NAME.", metavar="RUN")
-    ] = None
-    allow_code: cli.AllowCodeOption = False
-    as_published: Annotated[
-        bool,
-        option("As the method's paper ran it, with the settings that it changed besides replay.", "--as-published"),
-    ] = False
-    with_retired: Annotated[bool, option("Take that run's retired questions over as well.", "--with-retired")] = False
-    log: Annotated[list[str] | None, option("tensorboard or wandb; repeatable.", metavar="TRACKER")] = None
+    backbone: str | None = None
+    method: str | None = None
+    regime: str | None = None
+    data: str | None = None
+    heldout: str | None = None
+    steps: int | None = None
+    rollout: Literal["hf", "vllm"] | None = None
+    engine: Literal["torch", "deepspeed"] | None = None
+    nproc: int | None = None
+    device: Literal["cpu", "cuda", "mps"] | None = None
+    time_limit: str | None = None
+    resume: bool = False
+    output: Path | None = None
+    seed: int | None = None
+    config: Path | None = None
+    assignments: list[str] | None = None
+    replay_from: str | None = None
+    allow_code: bool = False
+    as_published: bool = False
+    with_retired: bool = False
+    log: list[str] | None = None
 
     def request(self) -> "RunRequest":
         """The options as the core takes them."""
@@ -72,15 +57,14 @@ class TrainOptions:
         return cli.request_of(RunRequest, self, settings, replay_from=cli.run_folder(self.replay_from))
 
 
-@cli.with_groups
+@cli.with_options
 def train(
     options: TrainOptions,
     speech: cli.Speech,
-    dry_run: cli.DryRunOption = False,
-    check: Annotated[
-        bool, option("Two steps with random weights at full lengths, measured, then stop.", "--check")
-    ] = False,
-    launcher: cli.LauncherOption = None,
+    dry_run: bool = False,
+    check: bool = False,
+    launcher: Literal["local", "slurm"] | None = None,
+    gpu: str | None = None,
 ) -> None:
     """Train a model (the backbone) with ExGRPO, or with another method.
 
@@ -92,12 +76,14 @@ def train(
       exgrpo train --method grpo --seed 1 --output runs/baseline
       exgrpo train --regime hard-tail
       exgrpo train --backbone qwen-math-1.5b --dry-run
+      exgrpo train --backbone qwen-math-7b --dry-run --gpu 8x80
       exgrpo train --backbone qwen-math-1.5b --check
       exgrpo train --data mine.jsonl --heldout 0.1
       exgrpo train --resume --output runs/baseline --steps 300
       exgrpo train --backbone qwen-math-7b --launcher slurm --config cluster.toml
     """
     from exgrpo_cli.base.reporter import make_reporter
+    from exgrpo_cli.machine.survey import cards_of
     from exgrpo_cli.runs.folder import RunFolder
     from exgrpo_cli.runs.result import read_summary
     from exgrpo_cli.runs.watchdog import TimeLimit
@@ -105,6 +91,9 @@ def train(
 
     if check and dry_run:
         raise InputError("--check measures two steps, --dry-run starts nothing: leave one of them out.")
+    if gpu is not None and (not dry_run or launcher == "slurm"):
+        raise InputError(f"--gpu {gpu} is for the plan of this host: add --dry-run, and leave --launcher slurm out.")
+    cards = () if gpu is None else cards_of(gpu)
     time_limit = None if options.time_limit is None else TimeLimit.parse(options.time_limit)
     start = core.plan_start(options.request())
     if not start.resume and "RANK" not in os.environ:
@@ -126,7 +115,9 @@ def train(
         from exgrpo_cli.machine.settle import require_runnable, settle
         from exgrpo_cli.machine.survey import survey_machine
 
-        config, plan = settle(start.config, survey_machine(), ranks, fetch=not dry_run)
+        machine = survey_machine(look_for_gpus=not cards)
+        machine = replace(machine, gpus=cards or machine.gpus)
+        config, plan = settle(start.config, machine, ranks, fetch=not dry_run)
         if dry_run or check:
             # Questions are not what a check measures, but one that is well says that the run can start.
             for note in core.check_start(start):

@@ -5,7 +5,7 @@ import inspect
 import re
 import typing
 from collections.abc import Iterator
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -20,15 +20,17 @@ HEAD = """# Settings
 
 Every setting of a run, section by section, as `--set section.key=value` and files of settings (`--config`) take it.
 Defaults are the program's. A backbone, a regime or a method may have its own: `exgrpo presets NAME` shows
-what comes out.
+what comes out. A number may be 0 or more unless its line says otherwise.
 What wins over what is in [the command line](cli.md#where-a-setting-comes-from), the words are in the
 [glossary](glossary.md). This page is written from the code by `python docs/settings.py`.
 """
 ABOUT = {"replay": "What is stored, when replay begins, what is drawn and where it goes ([methods](methods.md))."}
 BOOLS = {"`true`, `false`"}
 TYPES = {bool: next(iter(BOOLS)), str: "text", int: "any whole number", float: "any number"}
+UNSAID = "0 or more"
+"""The bound that the head of the page states for all numbers."""
 SHORTER = {
-    "a finite number of at least 0": "0 or more",
+    "a finite number of at least 0": UNSAID,
     "a finite number above 0": "above 0",
     "a finite number": "any number",
     "a number ": "",
@@ -68,24 +70,28 @@ def toml(value: Any) -> str:
 
 
 def allowed(hint: Any, within: Any) -> list[str]:
-    """What a setting may be: its choices, or its bound, or its type."""
+    """What a setting may be: its choices, or its bound, or its type; what a text may be is in its description."""
     if typing.get_origin(hint) is Literal or isinstance(within, tuple):
         names = typing.get_args(hint) if typing.get_origin(hint) is Literal else within
         return [f"`{name}module:function`" if name == PREFIX else f"`{name}`" for name in names]
     item = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
-    text = within.says if isinstance(within, Bound) else TYPES[item]
+    text = within.says if isinstance(within, Bound) and hint is not str else TYPES[item]
     for long, short in SHORTER.items():
         text = text.replace(long, short)
     text = re.sub(r"(?<!\d)\d{7,}(?!\d)", lambda number: f"{int(number[0]):,}", text)
     return [f"a list: {text}" if item is not hint else text]
 
 
+def one_of(wanted: tuple[Any, ...]) -> str:
+    """The values, or that any name will do where they are many: those of a choice that a function may replace."""
+    return " or ".join(f"`{toml(each)}`" for each in wanted) if len(wanted) <= 3 else "any of its names"
+
+
 def needed(one: Field[Any]) -> Iterator[str]:
     """What must be set for a setting, or for one of its values, to be read."""
     for value, needs in one.metadata.get("needs", {}).items():
         others = " or ".join(
-            f"`{name}`" if wanted is SET else f"`{name}` = {' or '.join(f'`{toml(each)}`' for each in wanted)}"
-            for name, wanted in needs.others.items()
+            f"`{name}`" if wanted is SET else f"`{name}` = {one_of(wanted)}" for name, wanted in needs.others.items()
         )
         yield f"needs {others}" if value is SET else f"`{toml(value)}` needs {others}"
 
@@ -96,10 +102,11 @@ def rows(kinds: tuple[type, ...]) -> dict[tuple[str, str], Row]:
     for kind in kinds:
         hints, said = typing.get_type_hints(kind), said_of_fields(kind)
         for one in fields(kind):
-            text = " ".join(said.get(one.name, "").split()).replace("|", r"\|")
+            text = " ".join(said.get(one.name, "").split())
             text = re.sub(r" \(`docs/[\w-]+\.md`\)", "", text)
             row = found.setdefault((one.name, text), Row(one.name, text))
-            row.defaults.setdefault(toml(one.default), []).append(kind.__name__.lower())
+            default = one.default if one.default is not MISSING else one.default_factory()
+            row.defaults.setdefault(toml(default), []).append(kind.__name__.lower())
             row.values |= dict.fromkeys(allowed(hints[one.name], one.metadata.get("within")))
             row.needs |= dict.fromkeys(needed(one))
     return found
@@ -112,14 +119,16 @@ def values(row: Row) -> str:
         told = all(name.split(":")[0].strip("`") in row.text for name in names) or row.values.keys() <= BOOLS
         return "" if told else f" One of {', '.join(names)}."
     [bound] = row.values
-    return "" if bound == "text" else f" {bound[0].upper()}{bound[1:]}."
+    return "" if bound in ("text", UNSAID) else f" {bound[0].upper()}{bound[1:]}."
 
 
-def section(name: str, kinds: tuple[type, ...]) -> str:
-    """One section of the page: what it is about, and its table. Places that alone have a setting are named."""
+def section(name: str, kinds: tuple[type, ...], told: dict[tuple[str, str], str]) -> str:
+    """One section of the page: what it is about, and its settings. Places that alone have a setting are named.
+
+    `told` grows by what is said here: {(setting, text): the section}; what an earlier one has said is named by it.
+    """
     about = ABOUT.get(name) or " ".join((inspect.getdoc(kinds[0]) or "").split("\n\n")[0].split())
     lines = [f"## `[{name}]`", "", re.sub(r"; `docs/.*?`", "", about), ""]
-    lines += ["| setting and default | |", "|---|---|"]
     for row in rows(kinds).values():
         having = [each for some in row.defaults.values() for each in some]
         default, *others = row.defaults
@@ -127,14 +136,17 @@ def section(name: str, kinds: tuple[type, ...]) -> str:
         where = "" if len(having) == len(kinds) else f" ({', '.join(having)})"
         needs = f" {'; '.join(row.needs)[0].upper()}{'; '.join(row.needs)[1:]}." if row.needs else ""
         setting = f"`{row.name} = {default}`{where}{''.join(f' ({each})' for each in unlike)}"
-        lines.append(f"| {setting} | {row.text}{needs}{values(row)} |")
+        text = f"{row.text}{needs}{values(row)}"
+        first = told.setdefault((row.name, text), name)
+        lines.append(f"- {setting}: {text if first == name or len(text) < 40 else f'as in `[{first}]`.'}")
     return "\n".join(lines) + "\n"
 
 
 def page() -> str:
     """The whole page."""
+    told: dict[tuple[str, str], str] = {}
     sections = {**SECTIONS, "slurm": (SlurmSettings,)}
-    return "\n".join([HEAD, *(section(name, kinds) for name, kinds in sections.items())])
+    return "\n".join([HEAD, *(section(name, kinds, told) for name, kinds in sections.items())])
 
 
 if __name__ == "__main__":

@@ -100,13 +100,9 @@ class Run:
 
     def figures(self) -> "Iterator[tuple[str, Figure]]":
         """Name and matplotlib figure of everything that the run has data for."""
-        from exgrpo_cli.show.figures.run import training_figures
-        from exgrpo_cli.show.record import read_run
-        from exgrpo_cli.show.statistics import replay_figures, summarise
+        from exgrpo_cli.show.statistics import run_figures
 
-        yield from training_figures(self.folder)
-        if self.config.replay.enabled and (self.folder / "replay").is_dir():
-            yield from replay_figures(summarise(read_run(self.folder)))
+        return run_figures(self.folder)
 
     def report(self) -> Path:
         """Write `report.html` into the folder; returns its path."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,6 +32,8 @@ T = TypeVar("T")
 
 RANK_TIMEOUT = timedelta(minutes=60)
 """Longest wait for another rank: rollouts of long responses end minutes apart, a checkpoint takes minutes as well."""
+NCCL_TIMEOUT = timedelta(minutes=10)
+"""Longest wait in a collective on GPUs, which ranks reach together: what takes unlike time they await by gloo."""
 JOIN_TIMEOUT = timedelta(minutes=15)
 """Longest wait for the other ranks to start, as torchrun waits."""
 WATCH_SECONDS = 1.0
@@ -41,6 +44,10 @@ POLL_SECONDS = 0.2
 """Interval at which the process that started the ranks looks whether one of them has ended."""
 END_SECONDS = 30.0
 """Time for the ranks of a host to end after one of them has failed; then they are killed."""
+TEST_SECONDS, TEST_BYTES = 10.0, (2**20, 2**22, 2**24, 2**26, 2**28)
+"""Most time of the network's test, and what it sums over the ranks, growing."""
+SLOW_NETWORK = 1.0
+"""GB/s below which hosts wait for their gradients: 10 GbE has 1.2."""
 ENDED_KEY = "exgrpo/ended"
 
 
@@ -106,10 +113,46 @@ class Ranks:
                 store=dist.PrefixStore("exgrpo/groups", self._store),
                 rank=self.rank,
                 world_size=self.world_size,
-                timeout=timeout,
+                timeout=min(timeout, NCCL_TIMEOUT) if on_gpu else timeout,
                 device_id=device if on_gpu else None,
             )
             self._objects = dist.new_group(backend="gloo", timeout=timeout)
+
+    def measure_network(self, device: "torch.device") -> str:
+        """Interface and speed between hosts, in words, measured by sums over all ranks; empty on one host.
+
+        The speed is the bus bandwidth of nccl-tests: 2 (n - 1) / n x bytes / seconds.
+        """
+        if self.world_size == self.local_world_size:
+            return ""
+        import torch
+
+        # Connections are made by the first sum.
+        self.sum([torch.zeros(1, device=device)])
+        spent = seconds = speed = 0.0
+        before = _bytes_by_interface()
+        for size in TEST_BYTES:
+            # This one takes four times as long.
+            if spent + 4 * seconds > TEST_SECONDS:
+                break
+            numbers = torch.zeros(size // 4, device=device)
+            started = time.perf_counter()
+            self.sum([numbers])
+            # Waits for a GPU too.
+            float(numbers[0])
+            seconds = max(self.gather(time.perf_counter() - started))
+            spent += seconds
+            speed = 2 * (self.world_size - 1) / self.world_size * size / seconds / 1e9
+        moved = {name: total - before.get(name, 0) for name, total in _bytes_by_interface().items()}
+        busiest = max(moved, key=lambda name: moved[name], default="")
+        # What InfiniBand moves by itself is not counted there.
+        own = busiest if moved.get(busiest, 0) > size else "no interface that the kernel counts"
+        names = ", ".join(sorted(set(self.gather(own))))
+        text = f"network of {self.world_size // self.local_world_size} hosts: {names}, {speed:.2g} GB/s"
+        if speed >= SLOW_NETWORK:
+            return text
+        kind = "NCCL" if device.type == "cuda" else "GLOO"
+        return f"{text}, which is slow: {kind}_SOCKET_IFNAME=NAME takes another interface (`ip -br address` lists them)"
 
     def scatter(self, items: Sequence[T], *, together: int = 1) -> Sequence[T]:
         """Every world_size-th item, beginning at the rank: like items, which stand together, go to all ranks.
@@ -220,6 +263,13 @@ class Ranks:
             watch.join(timeout=GRACE_SECONDS)
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _bytes_by_interface() -> dict[str, int]:
+    """Bytes that each network interface of this host has sent; nothing where there is no Linux."""
+    table = Path("/proc/net/dev")
+    rows = [line.replace(":", " ").split() for line in table.read_text().splitlines()[2:]] if table.exists() else []
+    return {name: int(columns[8]) for name, *columns in rows}
 
 
 ALONE = Ranks()

@@ -2,6 +2,7 @@
 
 import re
 import time
+from typing import Any
 
 import psutil
 
@@ -16,11 +17,11 @@ TOWER = "9^{9^{9^9}}"
 
 
 def pool_of(
-    grader: str = "math", *, workers: int = 1, deadline_seconds: float = 30, memory_mb: int = 512
+    grader: str = "math", *, deadline_seconds: float = 30, memory_mb: int = 512, **settings: Any
 ) -> GradingPool:
-    return GradingPool(
-        GradingSettings(grader=grader, workers=workers, deadline_seconds=deadline_seconds, memory_mb=memory_mb)
-    )
+    limits = {"deadline_seconds": deadline_seconds, "memory_mb": memory_mb}
+    settings = {"workers": 1, **settings}
+    return GradingPool(GradingSettings(grader=grader, **limits, **settings))
 
 
 def boxed(gold: str, answer: str) -> GradingItem:

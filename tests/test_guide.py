@@ -81,9 +81,11 @@ def test_your_reward(small_backbone: Path, tmp_path: Path) -> None:
 
     with chdir(tmp_path):
         play("your-reward.md", shorten)
-    assert 'grader = "python:my_reward:close"' in (tmp_path / "runs/close/config.toml").read_text()
-    found = json.loads((tmp_path / "results/close/results.json").read_text())
-    assert list(found["second_graders"]) == ["oat", "python:my_reward:close"]
+    line = json.loads((tmp_path / "runs/brief/metrics.jsonl").read_text().splitlines()[-1])
+    assert line["reward/mean"] == pytest.approx(line["reward/part/math"] + 0.2 * line["reward/part/brief"])
+    assert 'grader = "python:my_reward:rising"' in (tmp_path / "runs/rising/config.toml").read_text()
+    found = json.loads((tmp_path / "results/rising/results.json").read_text())
+    assert list(found["second_graders"]) == ["oat", "python:my_reward:rising"]
 
 
 @pytest.mark.slow

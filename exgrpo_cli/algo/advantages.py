@@ -42,9 +42,9 @@ class SuccessHistory(NamedTuple):
     alpha: float = 1.0
     beta: float = 1.0
 
-    def after(self, num_correct: int, num_rollouts: int, discount: float) -> "SuccessHistory":
-        """alpha <- d alpha + S, beta <- d beta + K - S."""
-        return SuccessHistory(discount * self.alpha + num_correct, discount * self.beta + num_rollouts - num_correct)
+    def after(self, rewards: float, num_rollouts: int, discount: float) -> "SuccessHistory":
+        """alpha <- d alpha + S, beta <- d beta + K - S, S the sum of the rewards: of right and wrong the successes."""
+        return SuccessHistory(discount * self.alpha + rewards, discount * self.beta + num_rollouts - rewards)
 
     @property
     def pass_rate(self) -> float:

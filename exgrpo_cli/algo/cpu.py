@@ -4,8 +4,8 @@ torch gives float32 matmuls to MKL, which keeps to AVX2 on processors that are n
 well, does not. Flags do not tell which one gains: on one EPYC with AVX-512 MKL reached 90 GFLOP/s and oneDNN 226, on
 another (Zen 4) oneDNN made a whole step 1.24 times as long, and on Intel Xeons it takes 1.0 to 2.8 times MKL's time. So
 it is measured, once a processor. oneDNN compiles a kernel per shape (about 0.5 ms and 0.6 MB each), and the number of
-rows changes at every call; so rows go to it in blocks of a few sizes, the last one padded with rows of zeros, whose
-results are dropped.
+rows changes at every call; so they are padded to one of a few, by rows of zeros whose results are dropped. A
+packed micro-batch has such a number from the start (`missing_rows`), and is not copied.
 
 `use_fast_matmuls` exchanges the class of a loaded model's linear layers: parameters, names, hooks and the state dict
 stay as they are. Holds for torch 2.9 to 2.14 and transformers 5.16 to 5.24, whose Qwen2 and Llama are made of plain
@@ -14,8 +14,9 @@ stay as they are. Holds for torch 2.9 to 2.14 and transformers 5.16 to 5.24, who
 Axes: rows = all but the last axis, flattened; ins, outs = a weight's columns and rows.
 """
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, cast
 
@@ -30,10 +31,8 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import write_text
 from exgrpo_cli.base.versions import processor
 
-BLOCK_ROWS = 1024
-"""Rows of a full block: twice as many gain 5 %."""
-FINE_ROWS, COARSE_ROWS = 32, 128
-"""A last block of up to 256 rows is padded to a multiple of the first, a longer one of the second."""
+PADDED_ROWS = ((256, 32), (2048, 128), (math.inf, 512))
+"""Up to so many rows are padded to a multiple of so many."""
 FEWEST_ROWS = 64
 FEWEST_OPERATIONS = 2**21
 """Multiplications of one product below which starting oneDNN costs more than it saves."""
@@ -123,15 +122,11 @@ def transposed_matmul(left: Float[Tensor, "rows outs"], right: Float[Tensor, "ro
 
 
 def _multiplied(rows: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    blocks = [_onednn(block, right, bias) for block in _padded_blocks(rows)]
-    return (torch.cat(blocks) if len(blocks) > 1 else blocks[0])[: len(rows)]
+    return _onednn(_padded(rows), right, bias)[: len(rows)]
 
 
 def _transposed(left: Tensor, right: Tensor) -> Tensor:
-    total = left.new_zeros(left.shape[1], right.shape[1])
-    for one, other in zip(_padded_blocks(left), _padded_blocks(right), strict=True):
-        total += _onednn(one.t(), other.t(), None)
-    return total
+    return _onednn(_padded(left).t(), _padded(right).t(), None)
 
 
 def linear(
@@ -173,10 +168,14 @@ def _for_onednn(rows: Tensor, other: Tensor, outs: int) -> bool:
     )
 
 
-def _padded_blocks(rows: Tensor) -> Iterator[Tensor]:
-    for block in rows.split(BLOCK_ROWS):
-        missing = -len(block) % (FINE_ROWS if len(block) <= 2 * COARSE_ROWS else COARSE_ROWS)
-        yield F.pad(block, (0, 0, 0, missing)) if missing else block
+def missing_rows(count: int) -> int:
+    """Rows by which `count` are padded for a product of oneDNN."""
+    return -count % next(multiple for most, multiple in PADDED_ROWS if count <= most)
+
+
+def _padded(rows: Tensor) -> Tensor:
+    missing = missing_rows(len(rows))
+    return F.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
 def _onednn(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:

@@ -6,6 +6,7 @@ killed writer left is removed by the next one of the same name. A manifest holds
 compared before they are used.
 """
 
+import base64
 import glob
 import hashlib
 import json
@@ -327,14 +328,26 @@ def require_shape(value: Any, shape: Shape, where: str) -> Any:
     Raises InputError naming its first key that is missing or of another type.
     """
     try:
-        return msgspec.convert(value, _type_of(shape))
+        return msgspec.convert(value, type_of(shape), dec_hook=_array, str_keys=True)
     except msgspec.ValidationError as error:
         raise InputError(f"{where} is damaged ({error}): restore it from a copy.") from error
 
 
-def _type_of(shape: Shape) -> Any:
+def as_json(value: Any) -> Any:
+    """The value of JSON types that `require_shape` reads again: of an array its bytes, the dtype is its field's."""
+    return msgspec.to_builtins(value, enc_hook=lambda array: array.tobytes())
+
+
+def _array(kind: Any, value: str) -> Any:
+    import numpy as np
+
+    return np.frombuffer(base64.b64decode(value), dtype=kind.dtypes[0]).copy()
+
+
+def type_of(shape: Shape) -> Any:
+    """The type that values of a shape are checked against."""
     if isinstance(shape, Mapping):
-        return TypedDict("Shape", {name: _type_of(own) for name, own in shape.items()})  # type: ignore[operator]
+        return TypedDict("Shape", {name: type_of(own) for name, own in shape.items()})  # type: ignore[operator]
     return shape
 
 

@@ -313,7 +313,7 @@ def stdout_console() -> Console:
 
 def print_table(table: Table, console: Console | None = None) -> None:
     """Print a table whose right-aligned columns, the numbers, keep to one line; too wide a one as several tables of
-    some of its columns, or, where not even two fit, as lists of its rows.
+    some of its columns, of two at least.
 
     Other columns keep the width of a few words. Rich itself would count the longest word of a cell that must not wrap,
     and squeeze others to nothing for it.
@@ -323,7 +323,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
         column.no_wrap = column.no_wrap or column.justify == "right"
         longest = max((len(_plain(cell)) for cell in (column.header, *column.cells)), default=0)
         column.min_width = longest if column.no_wrap else min(longest, _FEW_WORDS)
-    for part in [table] if _fits(table, console) else _in_parts(table, console) or (as_lists(table),):
+    for part in [table] if _fits(table, console) else _in_parts(table, console):
         console.print(part)
 
 
@@ -333,7 +333,7 @@ def _fits(table: Table, console: Console) -> bool:
 
 
 def _in_parts(table: Table, console: Console) -> list[Table]:
-    """Tables of the first column and as many of the others as fit, whose headings may wrap; none where one does not."""
+    """Tables of the first column and as many of the others as fit, one at least, whose headings may wrap."""
     names, *others = table.columns
     for column in others:
         longest = max((len(_plain(cell)) for cell in column.cells), default=0)
@@ -352,19 +352,7 @@ def _in_parts(table: Table, console: Console) -> list[Table]:
             parts[-1] = wider
     for part in parts[:-1]:
         part.caption = None
-    return parts if all(_fits(part, console) for part in parts) else []
-
-
-def as_lists(table: Table) -> RenderableType:
-    """Each row as lines of column name and value, one pair a line."""
-    names = [_plain(column.header) for column in table.columns]
-    wide = max((len(name) for name in names), default=0)
-    lines: list[Text] = [Text(_plain(table.title))] if table.title else []
-    for row in zip(*(list(column.cells) for column in table.columns), strict=True):
-        for name, cell in zip(names, row, strict=True):
-            lines.append(Text(f"{name:<{wide}}  {_plain(cell)}".strip(), overflow="fold"))
-        lines.append(Text(""))
-    return Group(*lines)
+    return parts
 
 
 def _plain(cell: object) -> str:

@@ -6,7 +6,8 @@ response without its prompt and without padding. Log-probs are always of softmax
 
 import hashlib
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -18,6 +19,8 @@ class StopReason(StrEnum):
 
     EOS = "eos"
     LENGTH = "length"
+    UNFINISHED = "unfinished"
+    """It has not: a later step goes on with it (`rollout.carry_over`)."""
 
 
 class Verdict(StrEnum):
@@ -39,6 +42,33 @@ class Verdict(StrEnum):
     def is_verifier_failure(self) -> bool:
         """Whether the verifier, not the answer, failed: such a verdict neither retires a question nor moves it."""
         return self in (Verdict.TIMEOUT, Verdict.CRASHED)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Outcome of a grader of the user's own that says more than a bool, a number or a verdict."""
+
+    reward: float
+    """In [0, 1]; what training raises."""
+    correct: bool | None = None
+    """Whether it counts as a success; None leaves that to `grading.success_at`."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Finite numbers by name, to be looked at: metrics, a column of the ledger, lines of the report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """Outcome of grading one answer."""
+
+    verdict: Verdict
+    reward: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """As the graders name them; most have none."""
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> "Grade":
+        """The grade of an answer that is right or wrong, with nothing in between."""
+        return cls(verdict, verdict.reward)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,6 +133,9 @@ class RolloutRequest:
     """One non-negative 63-bit seed per rollout: rollout i depends on the weights, the prompt and seeds[i] alone."""
     expected_tokens: float = 1.0
     """Length of a rollout as far as it can be told; it changes on which rank one is sampled, nothing else."""
+    drawn: int = 0
+    """Last tokens of the prompt that are the response's own: they count towards its limit, a rollout brings the rest,
+    and its random numbers go on behind theirs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,16 +154,48 @@ class Rollout:
     """Weight version of the generator that sampled it."""
     engine_entropies: Float32[np.ndarray, " tokens"] | None = None
     """In nats; None where they were not asked for."""
+    earlier: tuple[tuple[int, int], ...] = ()
+    """(weight version, tokens) of those that were sampled before the ones of `weight_version`, in order."""
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a later step goes on with it."""
+        return self.stop_reason is StopReason.UNFINISHED
+
+    @property
+    def num_earlier(self) -> int:
+        """Tokens that were sampled before those of `weight_version`."""
+        return sum(tokens for _, tokens in self.earlier)
+
+    def then(self, more: "Rollout") -> "Rollout":
+        """The rollout with the tokens that `more` goes on with, whose end is its own."""
+        if not len(more.token_ids):
+            return self
+        entropies, others = self.engine_entropies, more.engine_entropies
+        own = len(self.token_ids) - self.num_earlier
+        return replace(
+            more,
+            member=self.member,
+            token_ids=np.concatenate([self.token_ids, more.token_ids]),
+            engine_logprobs=np.concatenate([self.engine_logprobs, more.engine_logprobs]),
+            engine_entropies=None if entropies is None or others is None else np.concatenate([entropies, others]),
+            earlier=(*self.earlier, (self.weight_version, own)) if own else self.earlier,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GradedRollout:
-    """A rollout with its text and its verdict."""
+    """A rollout with its text and its grade."""
 
     rollout: Rollout
     text: str
     """Decoded response, without the EOS."""
-    verdict: Verdict
+    grade: Grade
+
+    @property
+    def verdict(self) -> Verdict:
+        """Verdict of its grade."""
+        return self.grade.verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,6 +210,7 @@ class Trajectory:
     step_born: int
     weight_version: int
     reward: float = 1.0
+    correct: bool = True
     advantage: float = math.nan
     """Advantage of birth, as its step trained on it; NaN where it was not recorded."""
 
@@ -157,12 +223,17 @@ class TokenSequence:
     response_ids: Int32[np.ndarray, " tokens"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class TokenScores:
     """Per response token: log-prob of the token and entropy of the full-vocabulary distribution, both at T."""
 
     logprobs: Float32[np.ndarray, " tokens"]
     entropies: Float32[np.ndarray, " tokens"]
+
+    def then(self, whole: "TokenScores") -> "TokenScores":
+        """The scores, and behind them those that the `whole` response has of the other tokens."""
+        pairs = (self.logprobs, whole.logprobs), (self.entropies, whole.entropies)
+        return TokenScores(*(np.concatenate([own, every[len(own) :]]) for own, every in pairs))
 
     @property
     def mean_entropy(self) -> float:

@@ -3,6 +3,10 @@
 import importlib.metadata
 import os
 import platform
+import shutil
+import subprocess
+from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,27 @@ def describe_machine() -> dict[str, Any]:
         "platform": platform.platform(),
         "cores": usable_cores(),
     }
+
+
+def now() -> str:
+    """The time, UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def code_version() -> str:
+    """The code on disk: `commit HASH`, with `, changed` where its files are not those of the commit; outside a checkout
+    `files HASH`, over names and contents of all files of the package, as a wheel brings them."""
+    package = Path(__file__).parents[1]
+    checkout = package.parent
+    if (checkout / ".git").exists() and shutil.which("git"):
+        git = ["git", "-C", str(checkout), "--no-optional-locks"]
+        asked = ["rev-parse", "HEAD"], ["status", "--porcelain", "--", "exgrpo_cli", "commands", "presets"]
+        said = [subprocess.run([*git, *each], capture_output=True, text=True, check=False).stdout for each in asked]
+        if commit := said[0].strip():
+            return f"commit {commit}" + ", changed" * bool(said[1])
+    files = sorted(path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    content = b"".join(str(path.relative_to(package)).encode() + sha256(path.read_bytes()).digest() for path in files)
+    return f"files {sha256(content).hexdigest()}"
 
 
 def processor() -> str:

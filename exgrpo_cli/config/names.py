@@ -23,7 +23,7 @@ BUILT_IN = ("arithmetic", "word-problems", "countdown", "modular")
 """Question sources that the program makes itself, each with held-out questions."""
 GYM = "gym:"
 """Prefix of a task of reasoning-gym as a source: `gym:spell_backward`."""
-TINY_TASKS = ("arithmetic", "countdown", "modular")
+TINY_TASKS = ("arithmetic", "countdown", "countdown-20", "modular")
 """Tasks whose traces the tiny backbone can learn before it trains."""
 Device = Literal["auto", "cpu", "cuda", "mps"]
 PREFIX = "python:"
@@ -52,8 +52,8 @@ def is_gguf(source: str) -> bool:
 
 
 def is_function(value: Any) -> bool:
-    """Whether a setting's value names a function of the user."""
-    return isinstance(value, str) and value.startswith(PREFIX)
+    """Whether a setting's value names a function of the user, or is a table with one among its keys."""
+    return any(map(is_function, value)) if isinstance(value, Mapping) else str(value).startswith(PREFIX)
 
 
 def named_functions(settings: Any) -> dict[str, str]:
@@ -61,7 +61,15 @@ def named_functions(settings: Any) -> dict[str, str]:
     tables = settings if isinstance(settings, Mapping) else asdict(settings)
     tables = {name: table for name, table in tables.items() if isinstance(table, Mapping)}
     values = {f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()}
-    return {name: value for name, value in values.items() if is_function(value)}
+    for name, value in list(values.items()):
+        if isinstance(value, Mapping):
+            values |= {f"{name}.{label_of(each)}": each for each in value}
+    return {name: value for name, value in values.items() if isinstance(value, str) and is_function(value)}
+
+
+def label_of(name: str) -> str:
+    """Short name of a grader: the last part of a function of the user."""
+    return name.rpartition(":")[2]
 
 
 def check_functions(config: Any) -> None:

@@ -12,8 +12,8 @@ from enum import Enum
 from typing import Any, Literal, NamedTuple
 
 from exgrpo_cli.base.errors import InputError, alike, first_line, nearest, shown
-from exgrpo_cli.config.names import is_function, origin
-from exgrpo_cli.config.sections import check
+from exgrpo_cli.config.names import is_function, label_of, origin
+from exgrpo_cli.config.sections import FINITE, check
 from exgrpo_cli.config.sections import data as questions
 from exgrpo_cli.config.sections import run as runs
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
@@ -23,6 +23,8 @@ from exgrpo_cli.replay.refill import Refill
 from exgrpo_cli.replay.replace import Replace
 
 Layer = Mapping[str, Any]
+ROUNDING_GAPS = {"float32": 1e-6, "bfloat16": 5e-3}
+"""Mean differences of log-probs, in nats a token, that two engines of the same weights have by rounding alone."""
 MOST_INTEGER = 2**63 - 1
 """Greatest whole number of a setting."""
 
@@ -108,6 +110,7 @@ def contradictions(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     other: no type holds both.
     """
     replay, rollout, objective = config.replay, config.rollout, config.objective
+    rounding = ROUNDING_GAPS.get(config.backbone.dtype, 0.0)
     K = rollout.group_size
     # A count of one key bounds that of another. What is stored and when a question retires acts without replay too.
     yield (
@@ -125,10 +128,27 @@ def contradictions(config: Config) -> Iterator[tuple[bool, str, str, str]]:
         *("optim.minibatches", "rollout.questions_per_step"),
         "a mini-batch holds at least one whole group; use at most as many mini-batches as questions",
     )
+    # The precision of a backbone is known before an engine is.
+    yield (
+        0 < rollout.max_logprob_gap < rounding,
+        *("rollout.max_logprob_gap", "backbone.dtype"),
+        f"rounding alone makes {rounding:g} a token; allow more, or leave it at 0",
+    )
     yield (
         config.lora.rank > 0 and config.optim.engine == "deepspeed" and config.optim.zero_stage == 3,
         *("lora.rank", "optim.zero_stage"),
         "an adapter is merged where its weights are whole; use zero_stage 1 or 2, or train all weights",
+    )
+    by_adapter = config.lora.sync == "adapter"
+    yield (
+        by_adapter and rollout.engine == "hf",
+        *("lora.sync", "rollout.engine"),
+        "hf samples with merged weights, which it has here already; use sync = 'merged', or engine = 'vllm'",
+    )
+    yield (
+        by_adapter and config.lora.rank > runs.VLLM_RANKS[-1],
+        *("lora.rank", "lora.sync"),
+        f"vLLM takes adapters up to rank {runs.VLLM_RANKS[-1]}; use sync = 'merged', or a lower rank",
     )
     if not replay.enabled:
         return
@@ -141,6 +161,22 @@ def contradictions(config: Config) -> Iterator[tuple[bool, str, str, str]]:
         isinstance(replay, Join) and 0 < replay.max_per_question < replay.min_stored,
         *("replay.min_stored", "replay.max_per_question"),
         "no question ever holds so many rows; use a min_stored of at most max_per_question",
+    )
+    labels = [*map(label_of, {*config.grading.rewards, config.grading.grader})]
+    yield (
+        len(set(labels)) < len(labels),
+        *("grading.rewards", "grading.grader"),
+        "two graders would be one part of the reward; call one of the functions otherwise",
+    )
+    yield (
+        bool(config.grading.rewards) and objective.baseline == "history",
+        *("grading.rewards", "objective.baseline"),
+        "a history counts shares of successes, and a weighted sum is none; use baseline = 'group'",
+    )
+    yield (
+        rollout.carry_over > 0 and objective.importance == "old",
+        *("rollout.carry_over", "objective.importance"),
+        "a row that waits would divide by pi_old of an earlier step; use importance = 'behaviour', or carry_over = 0",
     )
     # What rewards are compared with is the objective's, whether anything is replayed is not.
     yield (
@@ -224,7 +260,8 @@ def _refuse_code(kind: type, name: str, value: Any, where: str, author: Author) 
     if author is not Author.FILE:
         return
     if is_function(value):
-        runs = f"code of {origin(name, value)}"
+        named = next(filter(is_function, value)) if isinstance(value, Mapping) else value
+        runs = f"code of {origin(name, named)}"
     elif value and next(each for each in fields(kind) if name.endswith(f".{each.name}")).metadata.get("runs"):
         runs = "it as shell commands"
     else:
@@ -266,6 +303,13 @@ def convert(value: Any, kind: Any, where: str) -> Any:
                 f"{where} = {shown(value)} is not known.{nearest(shown(value), [str(o) for o in options])}"
             )
         return value
+    if form is dict:
+        if not isinstance(value, Mapping):
+            raise InputError(f"{where} = {shown(value)} must be a table, such as {{ NAME = 0.5 }}.")
+        table = {name: convert(item, typing.get_args(kind)[1], f"{where}.{name}") for name, item in value.items()}
+        for name, item in table.items():
+            FINITE.check(f"{where}.{name}", item)
+        return table
     if form is tuple:
         if not isinstance(value, list | tuple):
             raise InputError(f"{where} = {shown(value)} must be a list.")

@@ -7,8 +7,9 @@ question are alike in length, known or not, so a group is spread over the ranks.
 """
 
 import heapq
+import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
@@ -21,18 +22,23 @@ from exgrpo_cli.ranks import Ranks
 Score = Callable[[Sequence[TokenSequence]], list[TokenScores]]
 """Log-probs and entropies of response tokens under a policy's current weights."""
 
-OnFinished = Callable[[int, Rollout], None]
+Requests = Sequence[RolloutRequest]
+OnFinished = Callable[[int, Rollout], None] | None
 """Called with the index of its request and each rollout as it ends."""
+ASLEEP = -1
+"""Weight version of a generator that has given its weights back."""
 Place = tuple[int, int]
 """A rollout: the index of its request and that of its seed."""
+Enough = Callable[[Set[Place]], bool] | None
+"""Whether sampling may stop, by the rollouts that have ended: asked before every decoding step. None waits for all."""
 
 
-def places_of(requests: Sequence[RolloutRequest]) -> list[Place]:
+def places_of(requests: Requests) -> list[Place]:
     """Every rollout that is asked for, in order."""
     return [(index, member) for index, request in enumerate(requests) for member in range(len(request.seeds))]
 
 
-def in_order(requests: Sequence[RolloutRequest], rollouts: Mapping[Place, Rollout]) -> list[list[Rollout]]:
+def in_order(requests: Requests, rollouts: Mapping[Place, Rollout]) -> list[list[Rollout]]:
     """The rollouts of each request, in the order of its seeds."""
     return [[rollouts[index, member] for member in range(len(each.seeds))] for index, each in enumerate(requests)]
 
@@ -43,14 +49,16 @@ class Generator(Protocol):
 
     @property
     def weight_version(self) -> int:
-        """Version of the weights the next rollout will be sampled with."""
+        """Version of the weights the next rollout will be sampled with; ASLEEP where a sync has to come first."""
 
     def generate(
-        self, requests: Sequence[RolloutRequest], params: SamplingParams, on_finished: OnFinished | None = None
+        self, requests: Requests, params: SamplingParams, on_finished: OnFinished = None, enough: Enough = None
     ) -> list[list[Rollout]]:
         """Sample len(request.seeds) rollouts for each request, in the order of requests and seeds.
 
-        `on_finished` is called as each one ends, so that grading can overlap.
+        `on_finished` is called as each one ends, so that grading can overlap; on the rank that has sampled it alone.
+        Where there is `enough`, the others come as far as they are, with no token where they have not begun, and their
+        stop reason says so.
         """
 
     def sleep(self) -> None:
@@ -65,6 +73,10 @@ class Generator(Protocol):
 
     def close(self) -> None:
         """Free what the engine holds; nothing may be asked of it afterwards."""
+
+
+MEET_EVERY = 16
+"""Decoding steps from one meeting of the ranks to the next, at which they stop together or go on."""
 
 
 class RankedGenerator:
@@ -87,35 +99,42 @@ class RankedGenerator:
         return self.local.weight_version
 
     def generate(
-        self, requests: Sequence[RolloutRequest], params: SamplingParams, on_finished: OnFinished | None = None
+        self, requests: Requests, params: SamplingParams, on_finished: OnFinished = None, enough: Enough = None
     ) -> list[list[Rollout]]:
-        """As the protocol says; `on_finished` is called once all ranks are done, in the order of requests."""
-        wanted = places_of(requests)
-        expected = [requests[index].expected_tokens for index, _ in wanted]
-        shares = deal(expected, self._ranks.world_size // self._tensor_parallel)
-        # Asked for in the order in which their questions first come.
+        """As the protocol says; ranks that hold one generator call `on_finished` for its rollouts in turn.
+
+        Ranks ask together whether there is `enough`, after as many steps each, so that a run can be repeated.
+        """
+        wanted, dealt = places_of(requests), self._ranks.world_size // self._tensor_parallel
+        shares = deal([requests[index].expected_tokens for index, _ in wanted], dealt)
+        # Asked for in the order in which their questions first come, what is begun first.
         members: dict[int, list[int]] = {}
-        for place in shares[self._ranks.rank // self._tensor_parallel]:
-            index, member = wanted[place]
+        own = [wanted[place] for place in shares[self._ranks.rank // self._tensor_parallel]]
+        for index, member in sorted(own, key=lambda place: not requests[place[0]].drawn):
             members.setdefault(index, []).append(member)
         asked = [
             replace(requests[index], seeds=tuple(requests[index].seeds[member] for member in chosen))
             for index, chosen in members.items()
         ]
+
+        def heard(at: int, rollout: Rollout) -> None:
+            index = list(members)[at]
+            # Ranks that sample the same share take turns.
+            if on_finished is not None and (at + rollout.member - self._ranks.rank) % self._tensor_parallel == 0:
+                on_finished(index, replace(rollout, member=members[index][rollout.member]))
+
+        places = [(index, member) for index, chosen in members.items() for member in chosen]
         started = time.perf_counter()
-        sampled = {
-            (index, member): replace(rollout, member=member)
-            for (index, chosen), group in zip(members.items(), self.local.generate(asked, params), strict=True)
-            for member, rollout in zip(chosen, group, strict=True)
-        }
+        meeting = enough and _Meeting(self._ranks, dict(zip(places_of(asked), places, strict=True)), enough)
+        groups = self.local.generate(asked, params, heard, meeting)
+        # Others may still be at work.
+        while meeting and not meeting(set(places_of(asked))):
+            pass
+        rollouts = zip(places, itertools.chain(*groups), strict=True)
+        sampled = {place: replace(rollout, member=place[1]) for place, rollout in rollouts}
         seconds, parts = zip(*self._ranks.gather((time.perf_counter() - started, sampled)), strict=True)
         self._idle_seconds += max(seconds) - float(np.mean(seconds))
-        groups = in_order(requests, {place: rollout for part in parts for place, rollout in part.items()})
-        if on_finished is not None:
-            for index, group in enumerate(groups):
-                for rollout in group:
-                    on_finished(index, rollout)
-        return groups
+        return in_order(requests, {place: rollout for part in parts for place, rollout in part.items()})
 
     def take_idle_seconds(self) -> float:
         """Seconds for which ranks have waited for the slowest one, on average, since this was last asked."""
@@ -133,6 +152,22 @@ class RankedGenerator:
     def close(self) -> None:
         """See `Generator.close`."""
         self.local.close()
+
+
+class _Meeting:
+    """`Enough` of one rank, that of all of them: they meet after every `MEET_EVERY` times that each was asked."""
+
+    def __init__(self, ranks: Ranks, places: Mapping[Place, Place], enough: Callable[[Set[Place]], bool]) -> None:
+        self._ranks, self._places, self._enough = ranks, places, enough
+        self._asked, self._stopped = 0, False
+
+    def __call__(self, ended: Set[Place]) -> bool:
+        """Whether all ranks stop now, of which this one has `ended` these."""
+        self._asked += 1
+        if not self._stopped and self._asked % MEET_EVERY == 0:
+            everywhere = self._ranks.gather({self._places[place] for place in ended})
+            self._stopped = self._enough(set().union(*everywhere))
+        return self._stopped
 
 
 def local_generator(generator: Generator) -> Generator:

@@ -24,6 +24,8 @@ ADAPTER = "default"
 """Name of the one adapter, as peft calls it."""
 IN_FILES = "base_model.model."
 """Beginning of the names of tensors in peft's files."""
+FACTOR = ".lora_"
+"""Beginning of what follows an adapted layer's path in the names of A and B."""
 WRAPPED = ".base_layer."
 """Part of the names of an adapted layer's own tensors."""
 
@@ -34,7 +36,7 @@ def adapt(model: PreTrainedModel, settings: LoraSettings, seed: int) -> None:
     Raises InputError where peft is missing or a target is no linear layer inside the model.
     """
     try:
-        from peft import LoraConfig
+        from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise InputError(f"lora.rank = {settings.rank} needs peft ({error}): {install_command('lora')}.") from error
     head = model.get_output_embeddings()
@@ -50,7 +52,8 @@ def adapt(model: PreTrainedModel, settings: LoraSettings, seed: int) -> None:
     # What initialising draws, nothing else may notice.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model.add_adapter(config)
+        # peft's own door: the one of transformers asks for a peft that came out after it.
+        inject_adapter_in_model(config, model, ADAPTER)
 
 
 def fingerprint(model: PreTrainedModel) -> int:
@@ -85,21 +88,32 @@ def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
         if wrapped and leaf == "weight":
             down, up = (tensors[f"{path}.lora_{each}.{ADAPTER}.weight"] for each in "AB")
             tensor = merged(tensor, down, up, cast(Any, model.get_submodule(path)).scaling[ADAPTER])
-        if ".lora_" not in name:
+        if FACTOR not in name:
             yield plain_name(name), tensor
+
+
+def unmerged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """The frozen weights under the names of the plain model, and beside them A and alpha / r x B of adapted layers."""
+    for name, tensor in model.state_dict().items():
+        path, factor, _ = name.partition(".lora_B.")
+        if factor:
+            tensor = tensor * cast(Any, model.get_submodule(path)).scaling[ADAPTER]
+        yield plain_name(name).replace(f".{ADAPTER}.", "."), tensor
 
 
 def adapter_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     """A and B of each adapted layer, by their names in peft's files; empty for a plain model."""
-    found = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" in name}
+    found = {name: tensor for name, tensor in model.state_dict().items() if FACTOR in name}
     return {f"{IN_FILES}{name.replace(f'.{ADAPTER}.', '.')}": tensor for name, tensor in found.items()}
 
 
 @contextmanager
 def adapter_off(model: PreTrainedModel) -> Iterator[None]:
     """Compute with the frozen weights alone."""
-    model.disable_adapters()
+    from peft.functional import set_adapter
+
+    set_adapter(model, [])
     try:
         yield
     finally:
-        model.enable_adapters()
+        set_adapter(model, ADAPTER)

@@ -127,7 +127,8 @@ def averages_over(names: Collection[str]) -> dict[str, tuple[str, ...]]:
     The groups of a shipped suite where the benchmarks make up nothing but such groups, each whole or in part, and one
     average over all otherwise. A part is named by its members, as `aime24+math500`.
     """
-    if len(names) < 2:
+    if len({name.partition("@")[0] for name in names}) < max(2, len(names)):
+        # One benchmark, or each at several temperatures.
         return {}
     for suite in _suites():
         found = {group: tuple(name for name in members if name in names) for group, members in suite.items()}

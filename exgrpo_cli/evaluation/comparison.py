@@ -136,7 +136,7 @@ def markdown(table: ResultTable) -> str:
         rows |= {f"{model}, by {grader}": seconds for grader, seconds in by_second_grader(results).items()}
         for label, figures in rows.items():
             scores = [average(figures, members) for _, members in columns]
-            values = [_share(score["value"]) if score else "-" for score in scores]
+            values = [f"{score['value']:.3f}" if score else "-" for score in scores]
             for place, (head, members) in enumerate(columns):
                 if head == AVERAGE and scores[place]:
                     values[place] = f"**{values[place]}**"
@@ -157,7 +157,7 @@ def score_table(table: ResultTable) -> Table:
         k = result["k"]
         coverage = _scored(result["pass_at_k"][str(k)]) if k > 1 else ["", ""]
         least = f"±{result['smallest_detectable_difference']:.3f}"
-        rest = [f"{result['mean_tokens']:.0f}", _share(result["share_clipped"]), str(result["questions"])]
+        rest = [f"{result['mean_tokens']:.0f}", f"{result['share_clipped']:.3f}", str(result["questions"])]
         measured = f"{table.titles[name]} {measure(result)}{_sampled(result)}"
         shown.add_row(measured, *_scored(_score(result)), least, *coverage, *rest)
         for grader, second in result.get("second_graders", {}).items():
@@ -184,15 +184,11 @@ def _sampled(result: Figures) -> str:
 
 
 def _scored(score: Mapping[str, float]) -> list[str]:
-    return [_share(score["value"]), _interval(score)]
-
-
-def _share(value: float) -> str:
-    return f"{value:.3f}"
+    return [f"{score['value']:.3f}", _interval(score)]
 
 
 def _interval(score: Mapping[str, float]) -> str:
-    return f"{_share(score['low'])} to {_share(score['high'])}"
+    return f"{score['low']:.3f} to {score['high']:.3f}"
 
 
 def compare(paths: Sequence[Path]) -> ResultTable:

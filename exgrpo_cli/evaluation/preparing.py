@@ -38,8 +38,8 @@ class PrepareRequest:
     max_prompt_tokens: int | None = None
     decontaminate: str | None = None
     """Benchmarks or files whose questions are left out, comma list."""
-    overlap: float = 0.5
-    ngram: int = 8
+    overlap_threshold: float = 0.5
+    overlap_ngram: int = 8
     split: float | None = None
     config_file: Path | None = None
     options: Layer = field(default_factory=dict)
@@ -57,16 +57,12 @@ class PrepareRequest:
         given = {name: getattr(self, name) for name in ("backbone", "config_file", "assignments")}
         settings = build_config(options={**self.options, **limit}, files=Author.of_file(self.allow_code), **given)
         check_functions(settings)
-        audit = preparing.PrepareOptions(
-            layout=self.layout,
-            fields=self.fields,
-            # The audit has the machine to itself, unlike grading beside a training rank.
-            grading=replace(settings.grading, workers=max(settings.grading.workers, os.cpu_count() or 1)),
-            overlap_ngram=self.ngram,
-            overlap_threshold=self.overlap,
-            made=settings,
-            split=self.split,
-        )
+        # The audit has the machine to itself, unlike grading beside a training rank.
+        grading = replace(settings.grading, workers=max(settings.grading.workers, os.cpu_count() or 1))
+        own = {
+            name: getattr(self, name) for name in ("layout", "fields", "overlap_ngram", "overlap_threshold", "split")
+        }
+        audit = preparing.PrepareOptions(grading=grading, made=settings, **own)
         output = self.output or preparing.default_output(self.source)
         check_source(self.source)
         preparing.outputs_of(self.source, output, audit)

@@ -28,6 +28,7 @@ from exgrpo_cli.base.types import AnswerFormat, Verdict
 from exgrpo_cli.base.versions import describe_machine, installed_version
 from exgrpo_cli.evaluation.sampling import Evaluation, QuestionRecord, Sample, graders_beside, open_pool, regrade
 from exgrpo_cli.grading import GradingPool
+from exgrpo_cli.grading.plain import tables
 
 Stamp = dict[str, dict[str, Any]]
 """Section -> key -> plain value, as it stands in `protocol.json`."""
@@ -45,13 +46,7 @@ MAY_DIFFER_IN_COMPARISON = (
     "benchmark.origin",
     "benchmark.folded_rows",
 )
-_FAILURES = {
-    Verdict.TIMEOUT: "timed out",
-    Verdict.CRASHED: "crashed the verifier",
-    Verdict.UNPARSABLE_GOLD: "have a gold that does not parse",
-}
-
-
+_FAILURES = tables()["failures"]
 _STAMP = {
     "benchmark": {"name": str},
     "model": {"name": str},

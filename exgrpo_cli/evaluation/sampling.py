@@ -15,8 +15,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from exgrpo_cli.base import statistics
-from exgrpo_cli.base.types import AnswerFormat, Question, SamplingParams, StopReason, Verdict, rollout_seed
-from exgrpo_cli.base.versions import usable_cores
+from exgrpo_cli.base.types import AnswerFormat, Grade, Question, SamplingParams, StopReason, Verdict, rollout_seed
 from exgrpo_cli.config.names import GRADERS, PREFIX
 from exgrpo_cli.config.sections import require_known
 from exgrpo_cli.config.sections.run import GradingSettings
@@ -24,7 +23,6 @@ from exgrpo_cli.grading import GradingItem, GradingPool
 from exgrpo_cli.grading.verifiers import verifier_of
 
 BOOTSTRAP_SEED = 0
-MOST_WORKERS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,7 +201,7 @@ def sample_and_grade(
     number of responses so far, as each one ends.
     """
     requests = [(record.question.id, sample_seeds(seed, record.question.id, samples)) for record in questions]
-    graded: list[dict[int, tuple[Response, Future[Verdict]]]] = [{} for _ in questions]
+    graded: list[dict[int, tuple[Response, Future[Grade]]]] = [{} for _ in questions]
     sampled: list[int] = []
     num_sampled = itertools.count(1)
     finished: dict[int, QuestionRecord] = {}
@@ -228,7 +226,10 @@ def sample_and_grade(
                 questions[index],
                 samples=tuple(
                     Sample(
-                        member=member, seed=seed, verdict=responses[member][1].result(), **asdict(responses[member][0])
+                        member=member,
+                        seed=seed,
+                        verdict=responses[member][1].result().verdict,
+                        **asdict(responses[member][0]),
                     )
                     for member, seed in enumerate(requests[index][1])
                 ),
@@ -251,7 +252,7 @@ def open_pool(grader: str) -> GradingPool:
     Raises InputError for a grader that is not there.
     """
     require_known("--grader", grader, (*GRADERS, PREFIX))
-    return GradingPool(GradingSettings(grader=grader, workers=min(MOST_WORKERS, usable_cores())))
+    return GradingPool(GradingSettings(grader=grader))
 
 
 def graders_beside(grader: str, questions: Iterable[Question]) -> tuple[str, ...]:

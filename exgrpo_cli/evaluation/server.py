@@ -80,10 +80,6 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-class _Version(msgspec.Struct):
-    version: str
-
-
 def throttled(note: Callable[[str], None]) -> Callable[[str], None]:
     """`note`, called from any thread, but for lines that come shortly after another one."""
     lock, last = threading.Lock(), -_NOTE_EVERY_SECONDS
@@ -113,8 +109,6 @@ class Endpoint:
     attempts: int = 6
     backoff_seconds: float = 2.0
     """Pause after the first failure; doubled after each further one, at most a minute."""
-    version: str = "unknown"
-    """Version that the server says it has."""
     note: Callable[[str], None] = field(default=lambda text: None, repr=False, compare=False)
     """Gets one line for an attempt that failed and is made again."""
 
@@ -137,7 +131,9 @@ class Endpoint:
         """Raises InputError where nobody answers, or the server does not have the model."""
         try:
             # Less patience for an address where nobody has answered yet: a mistyped port is refused for ever.
-            asking = replace(self, attempts=min(3, self.attempts), timeout_seconds=self.first_seconds)
+            asking = replace(
+                self, attempts=min(3, self.attempts), timeout_seconds=min(_FIRST_SECONDS, self.timeout_seconds)
+            )
             listed = [model.id for model in asking._ask("/models", None, _Models).data]
         except RunError as error:
             raise InputError(str(error)) from error
@@ -145,18 +141,6 @@ class Endpoint:
             names = [self._said(name) for name in listed[:8]]
             known = ", ".join(names) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
             raise InputError(f"{self.shown} serves {known or 'no model'}, not {self.model!r}: see --model.")
-
-    def versioned(self) -> "Endpoint":
-        """The same with what the server says at `/version`, as vLLM does; "unknown" where it says nothing."""
-        asking, url = replace(self, timeout_seconds=self.first_seconds), self.base.removesuffix("/v1") + "/version"
-        with suppress(RunError, MayPass):
-            return replace(self, version=self._said(asking._reply(url, None, _Version).version) or self.version)
-        return self
-
-    @property
-    def first_seconds(self) -> float:
-        """Longest wait for what the server says of itself."""
-        return min(_FIRST_SECONDS, self.timeout_seconds)
 
     def prepare(self, name: str, protocol: Protocol, records: tuple[QuestionRecord, ...]) -> Prepared:
         """See `LocalModel.prepare`; only the server knows its window: it refuses what exceeds it."""
@@ -175,7 +159,7 @@ class Endpoint:
         """See `LocalModel.stamp`."""
         return {
             "model": {"name": self.model, "path": exchange.shown_address(self.url), "hash": "unknown to the client"},
-            "engine": {"name": "endpoint", "version": self.version},
+            "engine": {"name": "endpoint", "version": "unknown to the client"},
         }
 
     def close(self) -> None:

@@ -6,11 +6,14 @@ One benchmark goes from its first sample to its last record through any number o
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from exgrpo_cli.base.errors import InputError, Interrupted
 from exgrpo_cli.base.files import write_text
@@ -48,7 +51,7 @@ class EvaluationRequest:
     model: str | None = None
     output: Path | None = None
     protocol: Mapping[str, Any] = field(default_factory=dict)
-    """Values that replace the presets': samples, temperature, top_p, max_tokens, template."""
+    """Values that replace the presets': samples, temperature (several: a sequence), top_p, max_tokens, template."""
     seed: int = 0
     engine: str = "hf"
     endpoint: str | None = None
@@ -68,7 +71,8 @@ class EvaluationPlan:
     """The request with everything looked up that can be without loading a model."""
 
     request: EvaluationRequest
-    benchmarks: tuple[Benchmark, ...]
+    benchmarks: Mapping[str, Benchmark]
+    """By name, or as `NAME@T` where several temperatures are asked for."""
     model: str
     """Name for tables."""
     choice: ModelChoice | None
@@ -81,10 +85,9 @@ class EvaluationPlan:
     def to_json(self) -> dict[str, Any]:
         """The object that `--dry-run --json` prints: the model, and the protocol and folder of each benchmark."""
         request, benchmarks = self.request, {}
-        for each in self.benchmarks:
+        for name, each in self.benchmarks.items():
             source = str(request.data) if request.data else each.source.dataset
-            described = {"source": source, "folder": str(self.folders[each.name])}
-            benchmarks[each.name] = described | asdict(each.protocol)
+            benchmarks[name] = {"source": source, "folder": str(self.folders[name])} | asdict(each.protocol)
         source = request.endpoint or (self.choice.config.backbone.source if self.choice else "")
         return {"model": {"name": self.model, "source": source}, "benchmarks": benchmarks}
 
@@ -119,7 +122,13 @@ def plan_evaluation(request: EvaluationRequest) -> EvaluationPlan:
         benchmarks, suite = (own_benchmark(files.stem_of(request.data)),), files.stem_of(request.data)
     else:
         raise InputError("name a BENCHMARK (`exgrpo presets` lists them), or give your own questions with --data FILE.")
-    benchmarks = tuple(_override(benchmark, request.protocol) for benchmark in benchmarks)
+    temperatures = np.atleast_1d(request.protocol.get("temperature", [])).tolist()
+    ways = [dict(request.protocol) | {"temperature": each} for each in temperatures] or [dict(request.protocol)]
+    asked = {
+        benchmark.name if len(ways) == 1 else f"{benchmark.name}@{way['temperature']:g}": _override(benchmark, way)
+        for benchmark in benchmarks
+        for way in ways
+    }
     for grader in request.second_graders:
         # An unknown one is refused here, not after the sampling.
         open_pool(grader).close()
@@ -137,7 +146,7 @@ def plan_evaluation(request: EvaluationRequest) -> EvaluationPlan:
         name = choice.name
     file_name = re.sub(r"[^A-Za-z0-9._@+-]+", "--", name).strip("-.")
     parent = request.output or RESULTS
-    folders = {benchmark.name: parent / f"{benchmark.name}-{file_name}" for benchmark in benchmarks}
+    folders = {name: parent / f"{name}-{file_name}" for name in asked}
     summary = parent / f"{suite}-{file_name}"
     if len(folders) == 1:
         summary = request.output or next(iter(folders.values()))
@@ -145,7 +154,7 @@ def plan_evaluation(request: EvaluationRequest) -> EvaluationPlan:
     for folder in folders.values():
         ResultsFolder.check_place(folder)
     return EvaluationPlan(
-        request=request, benchmarks=benchmarks, model=name, choice=choice, folders=folders, summary_folder=summary
+        request=request, benchmarks=asked, model=name, choice=choice, folders=folders, summary_folder=summary
     )
 
 
@@ -159,8 +168,8 @@ def evaluate(plan: EvaluationPlan, note: Callable[[str], None], *, quiet: bool) 
         reporter.phase(f"preparing {', '.join(plan.folders)} and {plan.model}")
         with closing(_open_asker(plan, note)) as asker:
             # All of them first: a benchmark that cannot be had must not be found out about hours later.
-            prepared = [_prepare(plan.request, benchmark, asker, note) for benchmark in plan.benchmarks]
-            results = {ready[0].name: _run(plan, *ready, reporter) for ready in prepared}
+            prepared = {name: _prepare(plan.request, each, asker, note) for name, each in plan.benchmarks.items()}
+            results = {name: _run(plan, name, *ready, reporter) for name, ready in prepared.items()}
     return _report(plan.model, results, plan.summary_folder)
 
 
@@ -171,7 +180,7 @@ def _open_asker(plan: EvaluationPlan, note: Callable[[str], None]) -> "Asker":
         waits: dict[str, Any] = {} if request.timeout is None else {"timeout_seconds": request.timeout}
         endpoint = Endpoint(url=url, model=plan.model, api_key=key, note=throttled(note), **waits)
         endpoint.check()
-        return endpoint.versioned()
+        return endpoint
     from exgrpo_cli.evaluation.local import LocalModel
 
     names = ("engine", "device", "threads", "tensor_parallel")
@@ -229,10 +238,10 @@ def _prepare(
 
 
 def _run(
-    plan: EvaluationPlan, benchmark: Benchmark, prepared: Prepared, stamp: Stamp, reporter: Reporter
+    plan: EvaluationPlan, name: str, benchmark: Benchmark, prepared: Prepared, stamp: Stamp, reporter: Reporter
 ) -> dict[str, Any]:
     """Ask what the folder does not hold yet, each finished question on disk at once, and score it."""
-    name, protocol, records = benchmark.name, benchmark.protocol, prepared.records
+    protocol, records = benchmark.protocol, prepared.records
     total, folder = len(records), ResultsFolder.create(plan.folders[name], stamp, records)
     with folder, open_pool(protocol.grader) as pool:
         finished = folder.records()
@@ -275,17 +284,20 @@ def rescore_stored(request: EvaluationRequest) -> EvaluationReport:
     if output is not None and (output / "protocol.json").is_file():
         return rescore_folders([output], request.second_graders, output)
     plan = plan_evaluation(request)
-    return rescore_folders(list(plan.folders.values()), request.second_graders, plan.summary_folder)
+    return rescore_folders(plan.folders.values(), request.second_graders, plan.summary_folder, names=plan.folders)
 
 
-def rescore_folders(paths: Sequence[Path], second_graders: Sequence[str], summary_folder: Path) -> EvaluationReport:
-    """Grade the stored samples of one model's results folders again and score them anew; needs no model.
+def rescore_folders(
+    paths: Iterable[Path], second_graders: Sequence[str], summary_folder: Path, names: Iterable[str] = ()
+) -> EvaluationReport:
+    """Grade the stored samples of one model's results folders again and score them anew; needs no model. Results are
+    called by the `names`, else after their benchmarks.
 
     Raises InputError for a folder that is no results folder or is unfinished, and for one that names a function of the
     user as its grader: no evaluation of ours writes that, and whoever sent the folder would choose what runs here.
     """
     results: dict[str, dict[str, Any]] = {}
-    for path in paths:
+    for path, name in zip_longest(paths, names):
         with ResultsFolder.open(path) as folder:
             grader = folder.stamp["grader"]["name"]
             if grader.startswith(PREFIX):
@@ -295,7 +307,7 @@ def rescore_folders(paths: Sequence[Path], second_graders: Sequence[str], summar
                 )
             with open_pool(grader) as pool:
                 rescore(folder, pool)
-                results[folder.benchmark] = score_folder(folder, pool, second_graders)
+                results[name or folder.benchmark] = score_folder(folder, pool, second_graders)
     first = next(iter(results.values()))
     return _report(first["protocol"]["model"]["name"], results, summary_folder)
 
@@ -305,7 +317,8 @@ def _override(benchmark: Benchmark, values: Mapping[str, Any]) -> Benchmark:
 
 
 def _report(model: str, results: Mapping[str, Mapping[str, Any]], folder: Path) -> EvaluationReport:
-    table = ResultTable(titles={name: benchmark_title(name) for name in results}, models={model: results})
+    titles = {name: benchmark_title(result["protocol"]["benchmark"]["name"]) for name, result in results.items()}
+    table = ResultTable(titles=titles, models={model: results})
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "table.md", markdown(table))
     return EvaluationReport(table=table, folder=folder)

@@ -1,7 +1,7 @@
-"""A pool of killable graders: responses in, verdicts out, from any thread, each pair of gold and answer once.
+"""A pool of killable graders: responses in, grades out, from any thread, each pair of gold and answer once.
 
 The work is done by the workers of one supervisor process, started on first need, restarted should it die, left behind
-by a fork. One thread reads verdicts and completes their futures; any thread may send. The reader never waits for a
+by a fork. One thread reads grades and completes their futures; any thread may send. The reader never waits for a
 sender, or both processes could end up waiting for each other with full pipes.
 """
 
@@ -12,21 +12,23 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from multiprocessing.connection import Connection, Pipe
 from typing import NamedTuple
 
 from exgrpo_cli.base.errors import ExgrpoError, InputError, RunError
-from exgrpo_cli.base.types import Verdict
-from exgrpo_cli.config.names import GRADERS, PREFIX
-from exgrpo_cli.config.sections.run import GradingSettings
+from exgrpo_cli.base.types import Grade, Verdict
+from exgrpo_cli.base.versions import usable_cores
+from exgrpo_cli.config.names import GRADERS, PREFIX, label_of
+from exgrpo_cli.config.sections.run import MOST_WORKERS, GradingSettings
+from exgrpo_cli.grading.plain import tables
 from exgrpo_cli.grading.routes import GradingItem, Route, Task, route_item
 from exgrpo_cli.grading.supervisor import READY, STOP
 
-_MAX_CACHED_VERDICTS = 65_536
+_MAX_CACHED_GRADES = 65_536
 _PATIENCE = 4
 _MOST_FAILURES = 32
 _MAX_DEATHS_IN_A_ROW = 3
@@ -36,13 +38,7 @@ _BOOT = (
     "import json, sys; arguments = json.loads(sys.argv[1]); sys.path[:] = arguments.pop('path'); "
     "from exgrpo_cli.grading.supervisor import main; main(**arguments)"
 )
-_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    # sympy orders terms by hash in places: the same answer must get the same verdict in every worker.
-    "PYTHONHASHSEED": "0",
-}
+_ENVIRONMENT = tables()["environment"]
 
 
 class _Line(NamedTuple):
@@ -71,14 +67,16 @@ class GradingPool:
         Raises:
             InputError: a function that cannot be imported.
         """
-        self._settings = settings
+        settings = settings if settings.workers else replace(settings, workers=min(MOST_WORKERS, usable_cores()))
         # A user's function alone, or all of the built-in graders.
         names = (settings.grader,) if settings.grader.startswith(PREFIX) else GRADERS
         self._routes = {name: Route(grader=name, max_answer_chars=settings.max_answer_chars) for name in names}
         self._route = self._routes[settings.grader]
-        self._verdicts: OrderedDict[Task, Verdict] = OrderedDict()
-        self._closed = False
+        self._grades: OrderedDict[Task, Grade] = OrderedDict()
+        self._settings, self._closed = settings, False
         self._begin()
+        others = (name for name in settings.rewards if name != settings.grader)
+        self._others = {name: GradingPool(replace(settings, grader=name, rewards={})) for name in others}
         _POOLS.add(self)
         if settings.grader.startswith(PREFIX):
             with self._lock:
@@ -91,16 +89,17 @@ class GradingPool:
         self._send_lock = threading.Lock()
         self._line: _Line | None = None
         self._reader: threading.Thread | None = None
-        self._in_flight: dict[Task, Future[Verdict]] = {}
+        self._in_flight: dict[Task, Future[Grade]] = {}
         self._sent: dict[int, Task] = {}
         self._next_number = 0
         self._num_deaths_in_a_row = 0
 
-    def submit(self, item: GradingItem) -> Future[Verdict]:
+    def submit(self, item: GradingItem) -> Future[Grade]:
         """Start grading one response. The future is done at once where no worker is needed; it cannot be cancelled.
 
         Raises:
-            RunError: the pool is closed. The future raises it where the workers cannot be kept alive.
+            RunError: the pool is closed. The future raises it where the workers cannot be kept alive, and InputError
+                where a grader returns what is no grade.
         """
         return self._future(route_item(self._route, item))
 
@@ -110,6 +109,22 @@ class GradingPool:
         Raises RunError as `submit` and its futures do.
         """
         return self._verdicts_of([route_item(self._routes[grader or self._settings.grader], item) for item in items])
+
+    def judge(self, item: GradingItem) -> Callable[[], Grade]:
+        """Start grading a response for training; what is returned waits for its grade, with `grading.rewards` the
+        weighted sum of all graders'.
+
+        The verdict is the own grader's. Where another one overruns its deadline or crashes it gives nothing, and the
+        part `<name>.failed` is 1. Both raise as `submit` and its futures do.
+        """
+        own, weights = self._settings.grader, self._settings.rewards
+        asked = {name: pool.submit(item) for name, pool in {own: self, **self._others}.items()}
+
+        def grade() -> Grade:
+            grades = {name: future.result() for name, future in asked.items()}
+            return combined(own, grades, weights) if weights else grades[own]
+
+        return grade
 
     def has(self, grader: str) -> bool:
         """Whether this pool can grade by `grader` too: every built-in one, unless its own is a user's function."""
@@ -127,7 +142,7 @@ class GradingPool:
         for routed in (route_item(route, item) for item in items):
             verdict = routed if isinstance(routed, Verdict) else Verdict.TIMEOUT
             if isinstance(routed, Task) and routed.judged not in failed and len(failed) < _MOST_FAILURES:
-                verdict = self._future(routed._replace(patience=_PATIENCE)).result()
+                verdict = self._future(routed._replace(patience=_PATIENCE)).result().verdict
                 failed |= {routed.judged} if verdict.is_verifier_failure else set()
             verdicts.append(verdict)
         return verdicts
@@ -142,6 +157,8 @@ class GradingPool:
 
     def close(self) -> None:
         """End supervisor and workers, and wait for them; what is still pending raises RunError."""
+        for other in self._others.values():
+            other.close()
         with self._lock:
             self._closed = True
             line, reader, self._line = self._line, self._reader, None
@@ -162,16 +179,16 @@ class GradingPool:
         self.close()
 
     def _verdicts_of(self, routed: list[Verdict | Task]) -> list[Verdict]:
-        return [future.result() for future in [self._future(each) for each in routed]]
+        return [future.result().verdict for future in [self._future(each) for each in routed]]
 
-    def _future(self, decided: Verdict | Task) -> Future[Verdict]:
+    def _future(self, decided: Verdict | Task) -> Future[Grade]:
         with self._lock:
             if self._closed:
                 raise RunError("the grading pool is closed and grades no more answers; open another one.")
-            verdict = decided if isinstance(decided, Verdict) else self._verdicts.get(decided)
-            if verdict is not None:
-                known: Future[Verdict] = Future()
-                known.set_result(verdict)
+            grade = Grade.of(decided) if isinstance(decided, Verdict) else self._grades.get(decided)
+            if grade is not None:
+                known: Future[Grade] = Future()
+                known.set_result(grade)
                 return known
             task: Task = decided  # type: ignore[assignment]
             if task in self._in_flight:
@@ -221,8 +238,7 @@ class GradingPool:
             if greeting == READY:
                 line.ready.set_result(None)
                 while True:
-                    number, verdict = line.connection.recv()
-                    self._complete(number, Verdict(verdict))
+                    self._complete(*line.connection.recv())
             refusal = InputError(greeting)
         except (EOFError, ConnectionError):
             pass
@@ -237,20 +253,26 @@ class GradingPool:
             line.ready.set_exception(death)
         self._after_death(line, death)
 
-    def _complete(self, number: int, verdict: Verdict) -> None:
+    def _complete(self, number: int, outcome: Grade | InputError) -> None:
         with self._lock:
             self._num_deaths_in_a_row = 0
             task = self._sent.pop(number, None)
             if task is None:
                 return
             future = self._in_flight.pop(task)
+            if isinstance(outcome, InputError):
+                future.set_exception(outcome)
+                return
             # A failure may be the machine's: the same pair gets another chance when it comes again. Whole responses are
             # too long to be kept.
-            if not verdict.is_verifier_failure and len(task.answer) <= self._settings.max_answer_chars:
-                self._verdicts[task] = verdict
-                if len(self._verdicts) > _MAX_CACHED_VERDICTS:
-                    self._verdicts.popitem(last=False)
-        future.set_result(verdict)
+            if (
+                not outcome.verdict.is_verifier_failure
+                and len(task.answer) + len(task.response) <= self._settings.max_answer_chars
+            ):
+                self._grades[task] = outcome
+                if len(self._grades) > _MAX_CACHED_GRADES:
+                    self._grades.popitem(last=False)
+        future.set_result(outcome)
 
     def _after_death(self, line: _Line, death: ExgrpoError) -> None:
         """Send what is pending to a new supervisor, unless the pool is closed or this one was the last to be tried."""
@@ -267,7 +289,7 @@ class GradingPool:
         for job in unanswered:
             self._send(successor, job)
 
-    def _abandon(self) -> "list[Future[Verdict]]":
+    def _abandon(self) -> "list[Future[Grade]]":
         """The futures of all that is pending, which is forgotten. Needs the lock."""
         futures = list(self._in_flight.values())
         self._in_flight.clear()
@@ -284,7 +306,18 @@ class GradingPool:
         self._begin()
 
 
-def _fail(futures: "list[Future[Verdict]]", error: ExgrpoError) -> None:
+def combined(own: str, grades: Mapping[str, Grade], weights: Mapping[str, float]) -> Grade:
+    """One grade of several graders': the verdict of `own`, and r = sum_g w_g r_g, w 1 where `own` has no weight."""
+    parts: dict[str, float] = {}
+    for name, grade in grades.items():
+        label = label_of(name)
+        parts |= {label: grade.reward} | {f"{label}.{part}": value for part, value in grade.parts.items()}
+        parts |= {f"{label}.failed": 1.0} if grade.verdict.is_verifier_failure else {}
+    reward = sum(weights.get(name, 1.0) * grade.reward for name, grade in grades.items())
+    return Grade(grades[own].verdict, reward, parts)
+
+
+def _fail(futures: "list[Future[Grade]]", error: ExgrpoError) -> None:
     for future in futures:
         future.set_exception(error)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.types import AnswerFormat, Verdict
+from exgrpo_cli.base.types import AnswerFormat, Grade, Verdict
 from exgrpo_cli.config.names import GYM, PREFIX
 from exgrpo_cli.grading import verifiers
 from exgrpo_cli.grading.choice import Options, ends_in_demanded_form, grade_choice
@@ -47,6 +47,8 @@ class Task(NamedTuple):
     verifies against itself, or whether only a part of it would be read; there is no answer."""
     metadata: str | None = None
     """The question's, for its own verifier or a grader that asks for them."""
+    response: str = ""
+    """All of it, thinking included, for a user's function that asks for it."""
     patience: int = 1
     """Times the deadline that it gets: above 1 for what is tried again, alone."""
 
@@ -86,7 +88,7 @@ class Route:
                 return replace(self, grader="choice").grade(item, text)
             case "math":
                 return self._math(item, text)
-        return Task(gold=item.gold, answer=text, metadata=item.metadata)
+        return Task(gold=item.gold, answer=text, metadata=item.metadata, response=item.response)
 
     def audit(self, gold: str, metadata: str | None) -> Verdict | Task:
         """Whether a gold can serve, by the metadata of its question; raises InputError like `grade`.
@@ -170,27 +172,28 @@ def _by_own_verifier(gold: str, answer: str, metadata: str | None) -> Verdict | 
     )
 
 
-def task_runner(grader: str) -> Callable[[Task], Verdict]:
+def task_runner(grader: str, success_at: float) -> Callable[[Task], Grade]:
     """The function that workers run, with everything it needs imported. A user's grader audits a gold as its answer.
 
     Raises:
         InputError: a user's grader that cannot be loaded.
     """
     if grader.startswith(PREFIX):
-        own = verifiers.load_own(grader)
-        runners: dict[str, Callable[[Task], Verdict]] = dict.fromkeys(
-            ("grade", "audit"), lambda task: own(task.gold, task.judged, task.metadata)
-        )
-    else:
-        from exgrpo_cli.grading import mathematics, oat
+        own = verifiers.load_own(grader, success_at)
+        return lambda task: own(task.gold, task.judged, task.metadata, task.response or task.judged)
+    from exgrpo_cli.grading import mathematics, oat
 
-        mathematics.prepare()
-        runners = {
-            "grade": lambda task: mathematics.grade_box(task.gold, task.answer),
-            "grade a text": lambda task: mathematics.grade_text(task.gold, task.answer),
-            "grade like Oat": lambda task: oat.grade(task.gold, task.answer),
-            "audit": lambda task: mathematics.audit(task.gold),
-            "gym": lambda task: verifiers.grade_gym(task.metadata, task.answer),
-        }
+    mathematics.prepare()
+    runners: dict[str, Callable[[Task], Verdict]] = {
+        "grade": lambda task: mathematics.grade_box(task.gold, task.answer),
+        "grade a text": lambda task: mathematics.grade_text(task.gold, task.answer),
+        "grade like Oat": lambda task: oat.grade(task.gold, task.answer),
+        "audit": lambda task: mathematics.audit(task.gold),
+    }
 
-    return lambda task: runners[task.kind](task)
+    def run(task: Task) -> Grade:
+        if task.kind == "gym":
+            return verifiers.grade_gym(task.metadata, task.answer, success_at)
+        return Grade.of(runners[task.kind](task))
+
+    return run

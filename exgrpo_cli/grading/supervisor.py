@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.types import Verdict
+from exgrpo_cli.base.types import Grade, Verdict
 from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.grading.routes import Task, task_runner
 
@@ -99,7 +99,7 @@ class Supervisor:
     an answer whose worker only had to wait, on a machine that is too busy, is not charged again.
     """
 
-    def __init__(self, parent: Connection, run_task: Callable[[Task], Verdict], settings: GradingSettings) -> None:
+    def __init__(self, parent: Connection, run_task: Callable[[Task], Grade], settings: GradingSettings) -> None:
         self._parent = parent
         self._parent_pid = os.getppid()
         self._run_task = run_task
@@ -126,7 +126,7 @@ class Supervisor:
                     self._queue.append(job)
                 for worker in list(self._workers):
                     if worker.connection in ready:
-                        self._receive_verdict(worker)
+                        self._receive_grade(worker)
                 self._enforce_limits()
         except (EOFError, ConnectionError):
             # The parent closed the pool or died.
@@ -163,14 +163,14 @@ class Supervisor:
             deadline = min(deadline, max(deadline / _SUSPECT_DIVISOR, _LEAST_SUSPECT_SECONDS))
         worker.cpu_limit = (use.cpu_seconds if use else 0.0) + deadline
 
-    def _receive_verdict(self, worker: Worker) -> None:
+    def _receive_grade(self, worker: Worker) -> None:
         try:
-            verdict = worker.connection.recv()
+            grade = worker.connection.recv()
         except (EOFError, ConnectionError):
             self._give_up_on(worker, Verdict.CRASHED)
             return
         if worker.job is not None:
-            self._parent.send((worker.job[0], verdict))
+            self._parent.send((worker.job[0], grade))
             worker.job = None
 
     def _enforce_limits(self) -> None:
@@ -196,7 +196,7 @@ class Supervisor:
         self._suspects[task.judged] = None
         if len(self._suspects) > _MAX_SUSPECTS:
             del self._suspects[next(iter(self._suspects))]
-        self._parent.send((number, verdict.value))
+        self._parent.send((number, Grade.of(verdict)))
 
     def _replace(self, worker: Worker) -> Worker:
         index = self._workers.index(worker)
@@ -234,7 +234,11 @@ class Supervisor:
                     task = connection.recv()
                 except EOFError:
                     return
-                connection.send(self._run_task(task).value)
+                try:
+                    outcome: Grade | InputError = self._run_task(task)
+                except InputError as error:
+                    outcome = InputError(str(error))
+                connection.send(outcome)
         except BaseException:  # noqa: BLE001 - the top of a process
             # What a grader raises ends the process. stderr leads to the user for a grader of their own, and nowhere for
             # math-verify.
@@ -250,7 +254,7 @@ def main(connection_fd: int, settings: dict[str, Any]) -> None:
     parent = Connection(connection_fd)
     grading = GradingSettings(**settings)
     try:
-        run_task = task_runner(grading.grader)
+        run_task = task_runner(grading.grader, grading.success_at)
         use = use_of(os.getpid())
         held = use.resident >> 20 if use else 0
         # A worker starts with all that the supervisor holds: a cap below that would crash every answer.

@@ -8,6 +8,7 @@ instead is used as chosen.
 import ast
 import inspect
 import json
+import math
 import operator
 import re
 from collections import Counter
@@ -16,11 +17,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from importlib.util import find_spec
+from numbers import Real
 from typing import Any
 
 from exgrpo_cli.base.errors import InputError, first_line, nearest, shown
 from exgrpo_cli.base.files import parse_json
-from exgrpo_cli.base.types import Question, Verdict
+from exgrpo_cli.base.types import Grade, Question, Score, Verdict
 from exgrpo_cli.base.versions import install_command
 from exgrpo_cli.config.names import GYM, load_function
 from exgrpo_cli.grading.extract import THINK_END, last_boxed
@@ -125,10 +127,10 @@ def scorer_of(task: str) -> Any:
     return reasoning_gym.create_dataset(task, size=1, seed=0, **_SCORER_OPTIONS.get(task, {}))
 
 
-def grade_gym(metadata: str | None, answer: str) -> Verdict:
-    """CORRECT for a full score on the entry in the question's metadata; what the scorer cannot read is WRONG.
+def grade_gym(metadata: str | None, answer: str, success_at: float = 1.0) -> Grade:
+    """Grade by the score on the entry in the question's metadata; what the scorer cannot read earns nothing.
 
-    A scorer may give part of a point; that is no success. Runs in workers.
+    A scorer may give part of a point, which is a success from `success_at` on. Runs in workers.
     """
     known = read_metadata(metadata)
     scorer = scorer_of(str(known["verifier"]).removeprefix(GYM))
@@ -137,30 +139,55 @@ def grade_gym(metadata: str | None, answer: str) -> Verdict:
     try:
         score = scorer.score_answer(answer, entry)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError):
-        return Verdict.WRONG
-    # Never above: shares of a point that are added up may come to 1.0000000000000002 for a wrong answer.
-    return verdict_of(score == 1)
+        return Grade.of(Verdict.WRONG)
+    # Shares of a point that are added up may come to 1.0000000000000002 for a wrong answer: that is just under a point.
+    return grade_of(Score(max(0.0, min(float(score), math.nextafter(1, 0)) if score != 1 else 1.0)), success_at)
 
 
-def load_own(grader: str) -> Callable[[str, str, str | None], Verdict]:
-    """The function that `python:module:function` names, as (gold, text, metadata) -> Verdict; runs in workers.
+def grade_of(result: object, success_at: float) -> Grade:
+    """Grade of what a grader returned; raises ValueError where that is none of the forms it may have."""
+    # A number of numpy or torch is one all the same.
+    result = result.item() if hasattr(result, "item") else result
+    if isinstance(result, Verdict | bool):
+        return Grade.of(result if isinstance(result, Verdict) else verdict_of(result))
+    score = result if isinstance(result, Score) else Score(result)  # type: ignore[arg-type]
+    reward, correct = score.reward, score.correct
+    if not (_is_number(reward) and 0 <= reward <= 1 and correct in (True, False, None)):
+        raise ValueError(shown(result))
+    if not all(isinstance(name, str) and _is_number(value) for name, value in score.parts.items()):
+        raise ValueError(shown(result))
+    verdict = verdict_of(reward >= success_at if correct is None else bool(correct))
+    return Grade(verdict, float(reward), {name: float(value) for name, value in score.parts.items()})
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
+
+
+def load_own(grader: str, success_at: float = 1.0) -> Callable[[str, str, str | None, str], Grade]:
+    """The function that `python:module:function` names, as (gold, text, metadata, response) -> Grade; runs in workers.
 
     `text` is the graded text of a response; a function with a parameter `metadata` gets the table of the question's
-    metadata by that name, empty without any. The function returns a Verdict, or a bool: True is correct, False wrong.
-    What it raises ends its worker: the answer counts as crashed.
+    metadata by that name, empty without any, one with a parameter `response` the whole response. It returns a bool, a
+    number in [0, 1], a Verdict or a Score. What it raises ends its worker: the answer counts as crashed. What it
+    returns otherwise raises InputError, which ends the run: it would not mend itself.
 
     Raises:
         InputError: the setting has another form, or the module or function does not exist.
     """
-    function: Callable[..., Verdict | bool] = load_function("grading.grader", grader)
-    wants_metadata = "metadata" in inspect.signature(function).parameters
+    function: Callable[..., object] = load_function("grading.grader", grader)
+    wanted = inspect.signature(function).parameters
 
-    def grade(gold: str, text: str, metadata: str | None) -> Verdict:
-        more = {"metadata": dict(read_metadata(metadata))} if wants_metadata else {}
-        result = function(gold, text, **more)
-        if not isinstance(result, Verdict | bool):
-            raise TypeError(f"grader {grader!r} returned {result!r}; a bool or a Verdict is needed.")
-        return result if isinstance(result, Verdict) else verdict_of(result)
+    def grade(gold: str, text: str, metadata: str | None, response: str) -> Grade:
+        more = {"metadata": dict(read_metadata(metadata)), "response": response}
+        result = function(gold, text, **{name: value for name, value in more.items() if name in wanted})
+        try:
+            return grade_of(result, success_at)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"grader {grader!r} returned {shown(result)} for the answer {shown(text)}: return True or False, a "
+                "number from 0 to 1, a Verdict, or a Score of such a number and finite parts."
+            ) from error
 
     return grade
 

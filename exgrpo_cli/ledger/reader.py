@@ -40,8 +40,6 @@ COMMIT_FIRST = (schemas.EVENTS, *(table for table in schemas.TABLES if table != 
 its record a step was never finished, whatever comes between."""
 _AFTER_FOOTER = 8
 """Bytes of its length and of PAR1, with which a Parquet file ends."""
-_CHECKED_PAGE = re.compile(rb"PAR1(\x15[\x80-\xff]*[\x00-\x7f]){4}")
-"""The beginning of a Parquet file whose first page has a checksum: the fourth of its numbers, which may be left out."""
 _ATTEMPTS = 20
 """A live part may get its final name after it was listed, which happens once a checkpoint."""
 Body = tuple[Int32[np.ndarray, "..."], Float32[np.ndarray, "..."]]
@@ -65,8 +63,6 @@ class PartContent(msgspec.Struct, kw_only=True):
 
     last_step: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     totals: dict[str, Count] = {}
-    has_end: bool = False
-    """Whether ROWS_END must be there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,12 +153,7 @@ def inspect_part(table: str, path: Path) -> PartInfo:
             missing = [str(column) for column in schemas.SCHEMAS[table] if column not in set(schema)]
             raise DamagedBytes(f"{name}: columns {wrong} instead of {missing}")
         content = msgspec.json.decode((schema.metadata or {}).get(schemas.METADATA_KEY, b"{}"), type=PartContent)
-        if content.has_end:
-            is_own = rows_end == b"%d" % (size - footer - _AFTER_FOOTER)
-        else:
-            # Versions that noted no end wrote checksums, which few other programs do.
-            is_own = table == schemas.BODIES or not num_rows or _begins_checked(path)
-        if not is_own:
+        if table != schemas.BODIES and rows_end != b"%d" % (size - footer - _AFTER_FOOTER):
             raise DamagedBytes(f"{name}: another program has written its rows anew")
     first_step, last_step = steps_of(path)
     return PartInfo(
@@ -173,11 +164,6 @@ def inspect_part(table: str, path: Path) -> PartInfo:
         totals={name: content.totals.get(name, 0) for name in schemas.TABLES},
         batch_first_ids=tuple(first_ids),
     )
-
-
-def _begins_checked(path: Path) -> bool:
-    with path.open("rb") as file:
-        return bool(_CHECKED_PAGE.match(file.read(64)))
 
 
 @contextmanager

@@ -35,7 +35,7 @@ Batch = tuple[pa.RecordBatch, bytes]
 
 def schema_with_metadata(table: str, last_step: int, totals: Mapping[str, int] | None = None) -> pa.Schema:
     """The table's schema with its last step and, in parts of `events`, the commit record."""
-    content = {"last_step": last_step, "totals": dict(totals or {}), "has_end": table != schemas.BODIES}
+    content = {"last_step": last_step, "totals": dict(totals or {})}
     return schemas.SCHEMAS[table].with_metadata({schemas.METADATA_KEY: json.dumps(content).encode()})
 
 

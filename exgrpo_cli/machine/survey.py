@@ -1,11 +1,13 @@
 """Cores, memory, GPUs, threads and installed versions of this machine."""
 
 import os
+import re
 import resource
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.versions import has_gpu_device, usable_cores
 
 
@@ -31,6 +33,17 @@ class Machine:
 def survey_machine(*, look_for_gpus: bool = True) -> Machine:
     """Look at the machine this process runs on."""
     return Machine(cores=usable_cores(), memory_bytes=usable_memory(), gpus=visible_gpus() if look_for_gpus else ())
+
+
+def cards_of(cards: str) -> tuple[Gpu, ...]:
+    """GPUs to plan for: "24" is one of 24 GB, "8x80" are eight of 80 GB.
+
+    Raises InputError for any other text.
+    """
+    written = re.fullmatch(r"(?:([1-9]\d{0,2})x)?([1-9]\d{0,3})", cards.strip())
+    if written is None:
+        raise InputError(f"--gpu {cards!r} is no card: write the GB of one, such as 24, or of several, such as 8x80.")
+    return (Gpu(name=f"{written[2]} GB", memory_bytes=int(written[2]) * 10**9),) * int(written[1] or 1)
 
 
 def usable_memory(cgroup_limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:

@@ -58,6 +58,8 @@ class WarmStartRecipe:
     task: str = "arithmetic"
     levels: tuple[int, ...] = (2, 3, 4, 5, 6, 7)
     """Levels of the task, drawn uniformly."""
+    largest: int = 9
+    """Largest number of a countdown question."""
     mix: TraceMix = field(default_factory=TraceMix)
     matrix_learning_rate: float = 0.014
     """Muon, on the matrices of the layers."""
@@ -74,6 +76,7 @@ RECIPES = {
     # A check undoes a line, which does not hold modulo m; lines are too short for two terms at once to save much.
     "modular": WarmStartRecipe(task="modular", levels=(2, 3, 4, 5), mix=TraceMix(checked=0.0)),
     "countdown": WarmStartRecipe(task="countdown", levels=(3, 4)),
+    "countdown-20": WarmStartRecipe(task="countdown", levels=(3, 4), largest=20),
 }
 
 
@@ -204,7 +207,7 @@ def draw_rows(tokenizer: Qwen2Tokenizer, size: int, recipe: WarmStartRecipe, rng
 def draw_example(recipe: WarmStartRecipe, level: int, rng: np.random.Generator) -> tuple[str, str]:
     """A question of the recipe's task, of the warm-start pool, and a response to it."""
     if recipe.task == "countdown":
-        solution = countdown.draw_solved(level, Pool.WARM_START, rng)
+        solution = countdown.draw_solved(level, Pool.WARM_START, rng, recipe.largest)
         thinking = countdown.write_search(solution, _FAILED_ATTEMPTS, rng)
         question = countdown.prompt_text(solution.numbers, solution.result)
         return question, f"{thinking}\n{THINK_END}\n\\boxed{{{solution.expression()}}}"

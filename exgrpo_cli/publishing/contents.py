@@ -2,14 +2,13 @@
 
 A published trajectory is the ledger's row with the question's text and answer, the decoded response, and the body
 (token ids, behaviour log-probs) bit for bit, so that the bodies need not be stored twice. A study is a row per run, a
-row per step of every run, their settings, and its page.
+row per step of every run (as JSON), their settings, and its page.
 """
 
 import json
 import os
-import tomllib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from markupsafe import Markup
 
+from exgrpo_cli.base.data import tables
 from exgrpo_cli.base.errors import InputError, ToolkitWarning, first_line
 from exgrpo_cli.base.files import read_json, read_manifest
 from exgrpo_cli.config.settings import Config
@@ -33,18 +33,16 @@ from exgrpo_cli.publishing.private import METADATA_FILES, QUOTED, Private
 from exgrpo_cli.questions.question_file import read_questions, write_questions
 from exgrpo_cli.questions.sources import parse_hub_id, read_card
 from exgrpo_cli.runs.folder import CHECKSUMS_FILE, journal_lines, require_model
-from exgrpo_cli.runs.result import SUFFIX, RunResult, read_summary, remarks
+from exgrpo_cli.runs.result import SUFFIX, read_summary, remarks
 from exgrpo_cli.show import record
 from exgrpo_cli.show.report import is_run, write_report
 from exgrpo_cli.studies.output import markdown, score_rows
 from exgrpo_cli.studies.report import compare_runs
-from exgrpo_cli.studies.study import RESULTS_FOLDER, carried, read_study
+from exgrpo_cli.studies.study import RESULTS_FOLDER, read_study
 
-MEANINGS = Path(__file__).with_name("columns.toml")
+MEANINGS = tables(__file__, "columns.toml")
 """Meanings of the columns of each table."""
 ROWS_PER_FILE = 50_000
-STUDY_TEXTS = ("study.json", "results.json", "report.md")
-"""Files of a study's folder that go along: its plan and tables."""
 WORDS = [pa.field(name, pa.string()) for name in ("question", "answer", "response")]
 ROW_SCHEMA = pa.schema([*SCHEMAS[TRAJECTORIES], *WORDS, *list(SCHEMAS[BODIES])[1:]])
 
@@ -240,8 +238,7 @@ def _with_ledger(package: Package, run: Path, about: Mapping[str, Any]) -> Packa
     tokenizer = Path("model", record.TOKENIZER_FILE)
     if (run / tokenizer).is_file():
         package.files[tokenizer.as_posix()] = run / tokenizer
-    meanings = tomllib.loads(MEANINGS.read_text(encoding="utf-8"))
-    columns = {name: meanings[name] for name in tables}
+    columns = {name: MEANINGS[name] for name in tables}
     front = {"tags": ["exgrpo", "reinforcement-learning", "experience-replay"]}
     return package.finish("ledger.md.j2", front, tables, num_rows=num_rows, columns=columns, **about)
 
@@ -301,59 +298,22 @@ def study_package(folder: Path, repo: str, staged: Path, private: Private) -> Pa
     backbone = {"backbone": study.runs[0].config.backbone.name} if study.runs else {}
     origin = {"study": study.name, **backbone, "baseline": baseline}
     package = Package(repo_type="dataset", origin=origin, folder=staged, private=private)
-    runs, steps = [], []
+    tables: dict[str, list[Mapping[str, Any]]] = {
+        "runs": [{"arm": arm} | run.to_json() for arm, found in study.results().items() for run in found.values()],
+        "steps": [],
+    }
     for run in (run for run in study.runs if run.state == "finished"):
         key = {"arm": run.arm.name, "seed": run.seed}
-        runs.append(key | _flat(read_json(run.folder / "summary.json")))
-        steps += [key | line for line in journal_lines(run.folder / "metrics.jsonl")]
+        tables["steps"] += [key | line for line in journal_lines(run.folder / "metrics.jsonl")]
         package.copy(run.folder / "config.toml", f"configs/{run.folder.parent.name}-{run.folder.name}.toml")
-    runs += [_result_row(arm, seed, result) for (arm, seed), result in carried(study).items()]
-    tables = {"runs": runs, "steps": steps} if steps else {"runs": runs}
-    for name, rows in tables.items():
-        _write_table(package, f"{name}.parquet", rows)
-    texts = (folder / name for name in STUDY_TEXTS if (folder / name).is_file())
+    files = {name: f"{name}.jsonl" for name, rows in tables.items() if rows}
+    for name, file in files.items():
+        rows = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in tables[name])
+        package.write(file, rows, f"{name} of {folder}")
+    texts = (folder / name for name in ("study.json", "results.json", "report.md") if (folder / name).is_file())
     for path in sorted([*texts, *(folder / RESULTS_FOLDER).glob(f"*{SUFFIX}")]):
         package.copy(path, path.relative_to(folder).as_posix())
     package.copy(write_report(folder, package.place("report.html")))
     front = {"tags": ["exgrpo", "reinforcement-learning", "ablation"]}
-    files, table = {name: f"{name}.parquet" for name in tables}, Markup(markdown(score_rows(report)))
+    table = Markup(markdown(score_rows(report)))
     return package.finish("study.md.j2", front, files, repo=repo, table=table, baseline=baseline)
-
-
-def _result_row(arm: str, seed: int, result: RunResult) -> dict[str, Any]:
-    """The final figures of a run whose result alone is known, as far as that goes."""
-    scores = {"before": result.before, "after": result.after}
-    return {
-        "arm": arm,
-        "seed": seed,
-        "steps": result.totals.steps,
-        **{f"heldout/{k}/pass_at_1": float(each.mean()) / result.samples for k, each in scores.items() if len(each)},
-        "heldout/after/questions": len(result.after),
-        "tokens/generated": result.totals.generated,
-        "tokens/trained": result.totals.trained,
-        "wall_seconds/total": result.totals.seconds,
-    }
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested objects as one, keys joined with "/"."""
-    rows: dict[str, Any] = {}
-    for key, value in values.items():
-        rows |= _flat(value, f"{prefix}{key}/") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return rows
-
-
-def _write_table(package: Package, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Rows as Parquet without what is private, a column for every key of any row."""
-    texts = (json.dumps(row, ensure_ascii=False) for row in rows)
-    public = [json.loads(package.private.redact(text, name, quoted=True)) for text in texts]
-    names = dict.fromkeys(key for row in public for key in row)
-    pq.write_table(pa.table({key: _column([row.get(key) for row in public]) for key in names}), package.place(name))
-
-
-def _column(values: list[Any]) -> pa.Array:
-    """Values of one type, whole numbers beside fractions as fractions; what is mixed otherwise as text."""
-    try:
-        return pa.array(values)
-    except pa.ArrowException:
-        return pa.array([None if value is None else str(value) for value in values])

@@ -16,8 +16,6 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import unquote
 
-from markupsafe import escape
-
 from exgrpo_cli.base.data import expanded, tables
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.settings import Config
@@ -212,7 +210,7 @@ def _whole(pattern: str) -> str:
 
 
 def _written_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """Origin of each secret, by all that it is written as: in JSON, on a page, in base64, as bytes."""
+    """Origin of each secret, by what it is looked for as: itself, and its bytes in hexadecimal digits."""
     from huggingface_hub import get_token
 
     secrets = {get_token() or "": "HF_TOKEN"}
@@ -221,22 +219,9 @@ def _written_secrets(environment: Mapping[str, str]) -> dict[str, str]:
             secrets |= dict.fromkeys((value, *value.splitlines()), name)
         secrets |= dict.fromkeys((password for password in re.findall(r"://[^\s/:@]*:([^\s/@]+)@", value)), name)
     long = {secret: name for secret, name in secrets.items() if len(secret.strip()) >= LEAST_SECRET}
-    return {form: name for secret, name in long.items() for form in _forms(secret)}
-
-
-def _forms(secret: str) -> set[str]:
-    raw = secret.encode(errors="surrogateescape")
-    forms = {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], str(escape(secret))}
-    for begin in range(3):
-        # The signs that hold bits of a neighbour are left out.
-        whole = base64.b64encode(bytes(begin) + raw + bytes(2)).decode()[
-            begin + (begin > 0) : (begin + len(raw)) * 8 // 6
-        ]
-        forms |= {whole, whole.replace("+", "-").replace("/", "_")}
-    return forms | {raw.hex(), raw.hex().upper(), secret.translate(_PERCENT)}
-
-
-_PERCENT = {sign: f"%{sign:02X}" for sign in range(128) if not chr(sign).isalnum()}
+    # Every other way to write one is read before it is looked for.
+    hexadecimal = {secret: secret.encode(errors="surrogateescape").hex() for secret in long}
+    return {form: long[s] for s, hex in hexadecimal.items() for form in (s, hex, hex.upper())}
 
 
 def _host_pattern(environment: Mapping[str, str]) -> tuple[tuple[str, ...], str]:

@@ -138,7 +138,8 @@ def recognise(where: str, rows: Sequence[Row], named: NamedFields) -> Layout:
         own = {"level": _first_of(lower, _LEVEL["level"])}
         return Layout("named fields", fields, _question_answer, own, named.answer_pattern)
     # A column that these rows leave empty, as the options of a set that has few, is none; where nothing fits, it is.
-    filled = {name: column for name, column in lower.items() if name in LETTERS.lower() or _is_filled(rows, column)}
+    used = {column for row in rows for column in columns if row.get(column) not in (None, "")}
+    filled = {name: column for name, column in lower.items() if name in LETTERS.lower() or column in used}
     for present, known in [(present, known) for present in (filled, lower) for known in _KNOWN]:
         found = [name for names in known.columns if (name := _first_of(present, names, rows)) is not None]
         if len(found) == len(known.columns) and known.when(present, rows):
@@ -192,14 +193,7 @@ def _told_in_two(question: Any, answer: Any) -> Asked:
 
 def _numbered(question: Any, numbers: Any, answer: Any) -> Asked:
     """A text with number0, number1 in place of its numbers (SVAMP for graph-to-tree models)."""
-    given = dict(enumerate(str(numbers).split()))
-    try:
-        text = _RE.numbered.sub(
-            lambda found: values.gold_text(float(given[int(found[1])])), values.filled_text(question, "no question")
-        )
-    except (KeyError, ValueError, OverflowError):
-        raise values.UnusableRow("a number of the question is missing") from None
-    return _told_in_two(text, answer)
+    raise values.UnusableRow("numbers apart from their question: put them in first")
 
 
 def _quantity(question: Any, answer: Any, unit: Any) -> Asked:
@@ -329,7 +323,3 @@ def _first_of(columns: Columns, names: Sequence[str], rows: Sequence[Row] = ()) 
     found = (columns[top] + dot + inner for top, dot, inner in split if top in columns)
     reached = (name for name in found if not rows or "." not in name or any(reach(row, name) for row in rows))
     return next(reached, None)
-
-
-def _is_filled(rows: Sequence[Row], column: str) -> bool:
-    return any(row.get(column) not in (None, "") for row in rows)

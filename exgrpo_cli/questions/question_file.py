@@ -10,35 +10,25 @@ import json
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, NamedTuple, TypedDict
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import write_whole
+from exgrpo_cli.base.files import type_of, write_whole
 from exgrpo_cli.base.types import Message, Question
 from exgrpo_cli.questions.files import iter_parquet, parquet_schema
 
 _Size = Annotated[int, msgspec.Meta(ge=-(10**15), le=10**15)]
 
 
-class _Countdown(TypedDict):
-    numbers: list[_Size]
-    target: _Size
-
-
-class _Gym(TypedDict):
-    entry: dict[str, Any]
-
-
-class _Sum(TypedDict):
-    terms: list[_Size]
-    modulus: _Size | None
-
-
-_TABLES: Mapping[str, Any] = {"countdown": _Countdown, "gym": _Gym, "sum": _Sum}
+_TABLES = {
+    "countdown": type_of({"numbers": list[_Size], "target": _Size}),
+    "gym": type_of({"entry": dict[str, Any]}),
+    "sum": type_of({"terms": list[_Size], "modulus": _Size | None}),
+}
 """Shape of the metadata of a question, by the verifier that they name or the check of its traces."""
 
 FileLayout = Literal["canonical", "verl"]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from jaxtyping import Float32
 
 from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.types import TokenScores, Trajectory
@@ -28,7 +29,7 @@ class Replayed:
     """A stored trajectory to train on again."""
 
     trajectory: Trajectory
-    behaviour_logprobs: np.ndarray
+    behaviour_logprobs: Float32[np.ndarray, " tokens"]
     """Denominator of its ratio: the trajectory's own; this step's pi_old in the ablation without importance
     correction."""
     weight: float = 1.0
@@ -75,6 +76,8 @@ class Asked:
     """Number of weight changes so far: that of the current policy."""
     questions_per_step: int
     """B."""
+    under_way: frozenset[str] = frozenset()
+    """Questions whose groups an earlier step has begun and none has trained yet."""
     from_old: bool
     """Ratios divide by this step's pi_old instead of a row's own behaviour policy (an ablation of the paper)."""
     rngs: Mapping[str, np.random.Generator]
@@ -149,7 +152,7 @@ class Place:
 
     # What a place has no key for.
     max_per_question = cooldown = 0
-    count_fresh_only = False
+    count_fresh_only, advantage_over = False, "group"
 
     def before(self, asked: Asked) -> Experience:
         """Rows that stand in for a mixed step's rollouts.

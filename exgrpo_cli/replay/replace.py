@@ -34,10 +34,11 @@ class Replace(QuestionPlace):
     def before(self, asked: Asked) -> Experience:
         """Draw the experiential questions and the rows that stand in, before the step's rollouts.
 
-        A draw whose effective sample size, as a share of its tokens, is below `ess_bound` is given back. Raises
-        RunError where a sampler of the user's breaks its promises.
+        A question whose group is under way is passed over. A draw whose effective sample size, as a share of its
+        tokens, is below `ess_bound` is given back. Raises RunError where a sampler of the user's breaks its promises.
         """
         sampler = resolve_sampler(self.sampler, self.mu, self.sigma)
         num = whole_share(self.ratio, asked.questions_per_step)
         drawn = asked.store.draw_questions(sampler, num, asked.step, asked.rngs["draw"])
+        drawn = tuple(question_id for question_id in drawn if question_id not in asked.under_way)
         return self.replay(asked, drawn, ess_bound=self.ess_bound) if drawn else NO_EXPERIENCE

@@ -6,7 +6,7 @@ evicted, its current entropy is that of its last score.
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 
 import numpy as np
@@ -26,7 +26,7 @@ GROWTH = 1.2
 BORN = {
     **dict.fromkeys(("entropy", "nll", "advantage", "priority"), np.float64),
     **dict.fromkeys(("step_born", "weight_version", "num_tokens", "group_id"), np.int32),
-    **{"token_hash": np.int64, "reward": np.float32, "k": np.int16},
+    **{"token_hash": np.int64, "reward": np.float32, "correct": np.bool_, "k": np.int16},
 }
 """Columns that a birth fills, named as in the ledger's trajectories, whose nulls are NaN here. `group_id` is the first
 row of the visit that stored it, so it never falls; `priority` is that of its unit."""
@@ -160,7 +160,7 @@ def rebuild(
     known = pa.array(questions.ids, type=pa.string())
     events = ledger.decode_events(read(EVENTS, SCHEMAS[EVENTS].names), known)
     born = read(TRAJECTORIES, ("question_id", *BORN))
-    rows = {name: ledger.column(born, name).astype(kind) for name, kind in BORN.items()}
+    rows: dict[str, np.ndarray] = {name: ledger.column(born, name).astype(kind) for name, kind in BORN.items()}
     rows["question"] = ledger.question_numbers(born, known).astype(np.int32)
     rows["question"][events.trajectory_id[events.kind == ledger.EVICTED]] = GONE
 
@@ -198,6 +198,9 @@ class FreshRow:
     nll: float
     """Mean negative log-likelihood under that policy, in nats; NaN where the log-probs are, which were not recorded."""
     reward: float = 1.0
+    correct: bool = True
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Parts of the reward by name, as its graders tell them."""
     advantage: float = math.nan
     """As this step trains on it; NaN where it was not recorded."""
 
@@ -218,7 +221,7 @@ class Visit:
     verifier_failed: bool
     """A verdict was a timeout or a crash: k is then a lower bound."""
     rows: Sequence[FreshRow]
-    """The fresh members; those without a reward may be left out where only successes are stored."""
+    """The fresh members; those that are not correct may be left out where only successes are stored."""
     num_members: int | None = None
     """Members that count, where they are neither K nor what replay left of K: a visit of another program."""
     alpha: float | None = None

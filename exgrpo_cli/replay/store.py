@@ -5,6 +5,7 @@ ledger, from which `rows.py` rebuilds the state, so a resumed run draws exactly 
 drawn from the whole store is a row, or the rows of one group under the number of the first.
 """
 
+import json
 import math
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
@@ -35,16 +36,19 @@ class Store(AbstractContextManager["Store"]):
         identity: schemas.LedgerIdentity,
         rules: Place,
         question_ids: Collection[str],
+        barred: Collection[str] = (),
         at_step: int | None = None,
     ) -> None:
         """An empty store with a new ledger in `folder`, or the one as it was at the end of step `at_step`; what its
-        ledger holds of later steps is deleted. `rules` are the settings of replay: what is stored, and what leaves.
+        ledger holds of later steps is deleted. `rules` are the settings of replay: what is stored, and what leaves; of
+        the questions `barred` nothing is stored.
 
         Raises InputError where there is a ledger already, or it is another run's, is being written, is not whole up to
         that step or cannot be read; nothing is deleted then.
         """
         self.writer = LedgerWriter(folder, identity, at_step)
         self.folder, self.rules, self.group_size = folder, rules, identity.group_size
+        self.barred = frozenset(barred)
         # A unit's priority is then its headroom as last measured.
         self._keeps_headroom = isinstance(rules, UnitPlace) and rules.priority == "headroom"
         try:
@@ -101,14 +105,14 @@ class Store(AbstractContextManager["Store"]):
 
     def load(self, trajectory_ids: Sequence[int]) -> list[Trajectory]:
         """Live trajectories with their bodies, bit for bit as they were recorded."""
-        rows = self.rows
+        rows, names = self.rows, ("step_born", "weight_version", "reward", "correct", "advantage")
         return [
             Trajectory(
                 trajectory_id=int(row),
                 question_id=self.questions.ids[rows["question"][row]],
                 token_ids=token_ids,
                 behaviour_logprobs=logprobs,
-                **{name: rows[name][row].item() for name in ("step_born", "weight_version", "reward", "advantage")},
+                **{name: rows[name][row].item() for name in names},
             )
             for row, (token_ids, logprobs) in zip(trajectory_ids, self.writer.bodies(trajectory_ids), strict=True)
         ]
@@ -260,11 +264,13 @@ class Store(AbstractContextManager["Store"]):
         """Rows of an eligible visit that are stored, each with its fingerprint: of equal successes the first, unless
         its fingerprint is among those `known` of its question."""
         rows = [(token_hash(row.token_ids), row) for row in visit.rows]
+        if visit.question_id in self.barred or (self.rules.store == "all" and visit.verifier_failed):
+            return []
         if self.rules.store == "all":
-            return [] if visit.verifier_failed else rows
+            return rows
         first: dict[int, FreshRow] = {}
         for fingerprint, row in rows:
-            if row.reward > 0 and fingerprint not in known:
+            if row.correct and fingerprint not in known:
                 first.setdefault(fingerprint, row)
         return list(first.items()) if self.rules.store == "successes" else []
 
@@ -288,12 +294,14 @@ class Store(AbstractContextManager["Store"]):
                 "token_hash": fingerprint,
                 "priority": priority,
                 "group_id": group,
+                "correct": row.correct,
                 **{name: float(getattr(row, name)) for name in ("entropy", "nll", "reward", "advantage")},
             }
             self.writer.append_trajectory(
                 (row.token_ids, row.behaviour_logprobs),
                 trajectory_id=len(self.rows),
                 question_id=visit.question_id,
+                parts=json.dumps(dict(row.parts)) if row.parts else None,
                 logprob_source=schemas.NO_LOGPROBS if math.isnan(row.nll) else self.writer.identity.logprob_source,
                 **born,
             )

@@ -54,13 +54,14 @@ def warm_start(store: "Store", source: Path, objective: ObjectiveSettings, max_r
         )
 
     owner, reward = rows["question"], rows["reward"]
-    stored = (owner != GONE) & wanted[owner]
+    barred = np.isin(states.ids, list(store.barred))
+    stored = (owner != GONE) & (wanted & ~barred)[owner]
     if num := int(np.isnan(reward[stored]).sum()):
         raise InputError(
             f"{source}: {num} of its {stored.sum()} trajectories have no reward, and a reward that was never given "
             "is not replayed; write it into the column reward of trajectories/, or name another run"
         )
-    rewarded = stored & ((reward > 0) | rules.replays_failures)
+    rewarded = stored & (rows["correct"] | rules.replays_failures)
     short = rewarded & (rows["num_tokens"] <= max_response_tokens)
     kept = np.flatnonzero(short)
     if rules.draws_groups:

@@ -27,6 +27,13 @@ POOL_FILE = "pool.toml"
 """Settings that rollouts logged elsewhere were read with: their folder holds a ledger, but is no run to go on with."""
 HELDOUT, TRAINED = "heldout", "train"
 """Questions of a validation: held-out ones, or some of those trained on."""
+
+
+def at_temperature(temperature: float) -> str:
+    """Kind of a validation that asks the held-out questions at another temperature than the others do."""
+    return f"{HELDOUT} at T = {temperature:g}"
+
+
 REPORT_FILE = "report.html"
 """The page of a run, or of a study."""
 SET_UP_FILE = ".exgrpo-set-up"
@@ -97,17 +104,12 @@ class RunFolder:
         return [name for name in names if not _SET_UP_WRITES.fullmatch(_HALF_WRITTEN.sub(r"\1\2", name))]
 
     def remove_set_up(self) -> None:
-        """Remove what a set-up wrote here, the marker last, and the folders that are then empty. Whatever else is in
-        them stays."""
-        others = {self.path / name for name in self._others()}
-        entries = sorted(self.path.rglob("*"), reverse=True)
-        for path in (path for path in entries if _is_entry(path) and path not in others):
-            if path.name != SET_UP_FILE:
+        """Remove the folder, the marker last, where a set-up has written all that is in it; else everything stays."""
+        if not self._others():
+            for path in sorted(self.path.iterdir(), key=lambda each: each.name == SET_UP_FILE):
                 files.remove_path(path)
-        (self.path / SET_UP_FILE).unlink(missing_ok=True)
-        for path in [*entries, self.path]:
-            if not _is_entry(path) and path not in others and not any(path.iterdir()):
-                path.rmdir()
+            if not self.path.is_symlink():
+                self.path.rmdir()
 
     @classmethod
     def check_new(cls, path: Path) -> None:

@@ -64,6 +64,27 @@ class Memorising:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingSample:
+    """The training questions that were asked before and after training, each by itself, all in one order."""
+
+    ids: str
+    """With a blank between two."""
+    samples: int
+    """Responses to each, before and after."""
+    before: Int64[np.ndarray, " asked"]
+    """Correct ones before training."""
+    after: Int64[np.ndarray, " asked"]
+    visits: Int64[np.ndarray, " asked"]
+    """Groups that were rolled out."""
+    successes: Int64[np.ndarray, " asked"]
+    """Correct ones among the fresh rollouts of those."""
+    replays: Int64[np.ndarray, " asked"]
+    """Replays of a stored trajectory, or of a stored group."""
+    barred: Int64[np.ndarray, " asked"]
+    """1 where `data.barred` bars it from replay, else 0."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ValidTraces:
     """Stored correct responses whose every step is right, where the task can tell."""
 
@@ -127,8 +148,21 @@ class RunResult:
     totals: Totals
     after_valid: Int64[np.ndarray, " questions"] | None = None
     """Correct answers of `after` that are right in every step, where the task can tell."""
+    after_at: Mapping[str, Int64[np.ndarray, " questions"]] = field(default_factory=dict)
+    """As `after`, by each further temperature (`validation.temperatures`)."""
     second_graders: Mapping[str, float] = field(default_factory=dict)
     """Held-out pass@1 after training by each grader that stands beside the run's own."""
+    training_sample: TrainingSample | None = None
+    """None where no training questions were asked."""
+    started: str | None = None
+    """When the run was begun, UTC; None in results of versions that did not say, which are *undated*."""
+    ended: str | None = None
+    code: str = ""
+    """The code that began the run, `commit HASH` or `files HASH`, and `, then ...` where another ended it."""
+    machine: Mapping[str, str | int] = field(default_factory=dict)
+    """Processor, GPUs, torch and threads of the machine that began it."""
+    claim: Mapping[str, str] = field(default_factory=dict)
+    """Hash of each claim that the run was begun for, by the claim's name."""
 
     def to_json(self) -> dict[str, Any]:
         """As `result.json` has it, with a checksum, which goes where the file goes; counts of correct responses are one
@@ -174,13 +208,15 @@ def config_hash(config: Config) -> str:
 
     What a run settles when it starts is settled here too, so that a plan and the run of it agree. Settings at their
     defaults are left out: a setting that a later version adds changes no hash, nor does whose log-probs a default run
-    takes, since they are the same but for rounding.
+    takes, since they are the same but for rounding. A GGUF file counts by its name, wherever it lies.
     """
     values = flat(config) | {f"optim.{name}": value for name, value in config.settled_schedule().items()}
     if config.rollout.logprobs == config.usual_logprobs:
         values["rollout.logprobs"] = "auto"
     if config.optim.schedule == "constant":
         values["optim.horizon"] = 0
+    if config.backbone.source.endswith(".gguf"):
+        values["backbone.source"] = Path(config.backbone.source).name
     # The place of this run's replay may have keys that the default one has not.
     own = {f"replay.{key}": value for key, value in asdict(type(config.replay)()).items()}
     usual = own | flat(Config())

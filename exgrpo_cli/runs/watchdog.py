@@ -8,6 +8,7 @@ Ctrl-Z has stopped the process does not count, since the thread stands still as 
 """
 
 import faulthandler
+import math
 import os
 import re
 import threading
@@ -25,6 +26,9 @@ POLL_SECONDS = 1.0
 _PATIENCE = 3
 """Looks for which a rank that gives up waits for others in the same phase to write their stacks."""
 _STDERR = 2
+
+JOB_END = "SLURM_JOB_END_TIME"
+"""Variable of Slurm's: when the job will be ended, in seconds since 1970."""
 
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
@@ -51,6 +55,12 @@ class TimeLimit:
         if seconds == 0:
             raise InputError(f"--time-limit {text!r} is no length of time: write it like 3h50m, 45m or 90s.")
         return cls(seconds=seconds)
+
+    @classmethod
+    def of_job(cls) -> "TimeLimit":
+        """The rest of this Slurm job, where Slurm says when that ends (old releases do not); else no limit."""
+        end = os.environ.get(JOB_END, "")
+        return cls(seconds=float(end) - time.time() if end.isdecimal() else math.inf)
 
     def count_step(self, seconds: float) -> None:
         """A step took so long; the next one may take as long as the longest."""

@@ -25,14 +25,8 @@ from exgrpo_cli.replay.place import Place
 from exgrpo_cli.replay.rows import Questions
 from exgrpo_cli.show.queries import Numbers, draw_names, draw_numbers, mean_by_step, rows_of_units, state_of
 from exgrpo_cli.show.record import RunRecord, question_texts, response_texts, table_rows, take
+from exgrpo_cli.show.tables import TABLES
 
-NOTHING_DRAWN = {
-    "replace": "no buffered question could be drawn",
-    "join": "no question of the step held replay.min_stored rows that could be replayed",
-    "append": "nothing could be drawn, or no fresh group was mixed",
-    "refill": "nothing could be drawn, or every fresh group was mixed",
-}
-"""By `replay.composition`: why a step that could have replayed did not."""
 MOMENTS = {"scored": 0, "refused": 1, "selected": 1}
 """Events of a draw, in the order in which a history has those of a step."""
 REPETITIONS = 4
@@ -141,7 +135,7 @@ def _why_nothing(record: RunRecord, step: int, questions: list[Numbers], units: 
     if first is None or step < first:
         begins = "has not begun yet" if first is None else f"begins with step {first}"
         return f"on-policy phase: replay {begins}"
-    return NOTHING_DRAWN[replay.composition]
+    return str(TABLES["nothing_drawn"][replay.composition])
 
 
 def question_history(record: RunRecord, question_id: str) -> Numbers:

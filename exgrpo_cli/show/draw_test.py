@@ -1,32 +1,27 @@
 """Drawn against promised: a chi-square test of the question sampler over all draws of a run.
 
-A draw spreads n questions over the non-empty buckets by a multinomial of the promised probabilities; what exceeds a
-bucket's size is placed one by one by renormalised weights. Axes: `cells` are buckets, by success count and number of
-members; `draws` are the steps that drew.
+A draw spreads n questions over the non-empty buckets by a multinomial of the promised probabilities. What exceeds a
+bucket's size goes elsewhere: draws in which that could happen are shown, and left out of the test. Axes: `cells` are
+buckets, by success count and number of members; `draws` are the steps that drew.
 
 The probabilities change from step to step, so Pearson's statistic over the totals is not chi-square distributed. We
 use its general form: with d = sum over draws of (drawn - expected) and S the sum of the draws' covariances, d' S^+ d
-has rank(S) degrees of freedom. For equal probabilities and no overflow the two are the same number.
+has rank(S) degrees of freedom. For equal probabilities the two are the same number.
 """
 
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 from scipy.special import chdtrc
 
 from exgrpo_cli.show.record import Columns, table_rows
 
-Chances = Float64[np.ndarray, "draws cells"]
-Counts = Int64[np.ndarray, "draws cells"]
-Sizes = Int64[np.ndarray, " draws"]
 Cells = Float64[np.ndarray, " cells"]
 Square = Float64[np.ndarray, "cells cells"]
 
 SMALLEST_EXPECTED = 5.0
 """Cells with fewer expected questions are pooled: the usual bound of the chi-square approximation."""
-REPETITIONS = 200
-"""Simulated draws per step that can overflow; they add 1/REPETITIONS to the variance, which is accounted for."""
 
 
 def draw_test(draws: Columns) -> dict[str, Any]:
@@ -44,53 +39,18 @@ def draw_test(draws: Columns) -> dict[str, Any]:
     probability[rows, cells] = draws.probability
     room[rows, cells] = draws.num_questions
     drawn[rows, cells] = draws.num_drawn
-    expected, covariance = _moments(probability, room, drawn.sum(axis=1), np.random.default_rng(0))
-    chi_square, degrees = _statistic(drawn.sum(axis=0) - expected, covariance, expected)
+    promised = probability / np.maximum(probability.sum(axis=1, keepdims=True), np.finfo(np.float64).tiny)
+    num = drawn.sum(axis=1, keepdims=True)
+    expected, fits = num * promised, ~((probability > 0) & (room < num)).any(axis=1)
+    tested = expected[fits].sum(axis=0)
+    covariance = np.diag(tested) - expected[fits].T @ promised[fits]
+    chi_square, degrees = _statistic(drawn[fits].sum(axis=0) - tested, covariance, tested)
     return {
         "chi_square": chi_square,
         "degrees_of_freedom": degrees,
         "p_value": float(chdtrc(degrees, chi_square)) if degrees else None,
-        "buckets": table_rows(bucket=names[0], num_members=names[1], expected=expected, drawn=drawn.sum(axis=0)),
+        "buckets": table_rows(bucket=names[0], num_members=names[1], expected=expected.sum(0), drawn=drawn.sum(0)),
     }
-
-
-def _moments(probability: Chances, room: Counts, num: Sizes, rng: np.random.Generator) -> tuple[Cells, Square]:
-    """Sums over the draws of the expected counts and of their covariance matrices."""
-    drawing = (num > 0) & (probability.sum(axis=1) > 0)
-    probability, room, num = probability[drawing], room[drawing], num[drawing]
-    probability = probability / probability.sum(axis=1, keepdims=True)
-    can_overflow = ((probability > 0) & (room < num[:, None])).any(axis=1)
-    p, n = probability[~can_overflow], num[~can_overflow].astype(np.float64)
-    expected = n @ p
-    covariance = np.diag(expected) - (p * n[:, None]).T @ p
-    if can_overflow.any():
-        counts = _simulate(probability[can_overflow], room[can_overflow], num[can_overflow], rng).astype(np.float64)
-        means = counts.mean(axis=0)
-        deviations = counts - means
-        simulated = np.einsum("rdi,rdj->ij", deviations, deviations) / (REPETITIONS - 1)
-        expected = expected + means.sum(axis=0)
-        covariance = covariance + simulated * (1 + 1 / REPETITIONS)
-    return expected, covariance
-
-
-def _simulate(
-    probability: Chances, room: Counts, num: Sizes, rng: np.random.Generator
-) -> Int64[np.ndarray, "repetitions draws cells"]:
-    """REPETITIONS draws by the sampler's rule: multinomial, then the overflow one by one."""
-    counts = rng.multinomial(num, probability, size=(REPETITIONS, len(num))).reshape(-1, probability.shape[1])
-    probability, room = np.tile(probability, (REPETITIONS, 1)), np.tile(room, (REPETITIONS, 1))
-    excess = np.clip(counts - room, 0, None).sum(axis=1)
-    counts = np.minimum(counts, room)
-    rows = np.flatnonzero(excess)
-    while len(rows):
-        limits = np.cumsum(probability[rows] * (counts[rows] < room[rows]), axis=1)
-        places = rng.random(len(rows)) * limits[:, -1]
-        cells = np.minimum((limits <= places[:, None]).sum(axis=1), limits.shape[1] - 1)
-        fits = limits[:, -1] > 0
-        counts[rows[fits], cells[fits]] += 1
-        excess[rows] -= 1
-        rows = rows[excess[rows] > 0]
-    return counts.reshape(REPETITIONS, len(num), -1)
 
 
 def _statistic(difference: Cells, covariance: Square, expected: Cells) -> tuple[float, int]:

@@ -6,6 +6,7 @@ in order of time, one as often as it was replayed. Means over nothing are NaN.
 
 import itertools
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -303,7 +304,7 @@ def span_of(window: Mapping[str, Any]) -> str:
 
 def _born_within(record: RunRecord, first_step: int, last_step: int) -> Numbers:
     stored = record.trajectories
-    inside = (stored.step_born >= first_step) & (stored.step_born <= last_step) & (stored.reward > 0)
+    inside = (stored.step_born >= first_step) & (stored.step_born <= last_step) & stored.correct
     counts, entropy = stored.success_count[inside], stored.entropy[inside]
     rates = counts / record.config.rollout.group_size
     hard, easy = rates <= HARD_BELOW, rates >= EASY_ABOVE
@@ -374,13 +375,10 @@ def mean_by_step(
 
 def _spread(values: Int64[np.ndarray, " values"]) -> Numbers:
     """Mean, median, 90 % quantile, largest, and how many there are of each value."""
-    known = len(values) > 0
+    measures: dict[str, Any] = {"mean": np.mean, "median": np.median, "p90": partial(np.quantile, q=0.9), "max": np.max}
     counts = np.bincount(values)
     return {
-        "mean": float(values.mean()) if known else None,
-        "median": float(np.median(values)) if known else None,
-        "p90": float(np.quantile(values, 0.9)) if known else None,
-        "max": int(values.max()) if known else None,
+        **{name: measure(values).item() if len(values) else None for name, measure in measures.items()},
         "histogram": {value: int(counts[value]) for value in np.flatnonzero(counts).tolist()},
     }
 

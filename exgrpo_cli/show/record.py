@@ -39,8 +39,8 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 COLUMNS = {
-    TRAJECTORIES: "trajectory_id group step_born weight_version success_count num_tokens entropy nll reward advantage "
-    "priority",
+    TRAJECTORIES: "trajectory_id group step_born weight_version success_count num_tokens entropy nll reward correct "
+    "advantage priority",
     SCORES: "step weight_version entropy nll chosen",
     DRAWS: "step bucket num_members num_questions probability num_drawn",
     REPLAYS: "step unit priority probability weight drift headroom accepted",

@@ -16,6 +16,7 @@ import numpy as np
 
 from exgrpo_cli.base.errors import DamageWarning, ExgrpoError, InputError
 from exgrpo_cli.base.files import NUMBER, Shape, read_json, read_json_lines, require_shape
+from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.settings import PINNED, Config, flat, resolve
 from exgrpo_cli.runs.folder import CHECKSUMS_FILE, REPORT_FILE, RunFolder, read_metrics
@@ -95,14 +96,15 @@ def run_page(run: Path, *, linked: bool = False) -> Page:
     folder, name = RunFolder(run), run.resolve().name
     # Of a run that has a ledger; read once, by the part that comes first.
     record = cache(lambda: read_run(run))
-    sections = {
+    files = Links({file: words for file, words in WORDS["files"].items() if (run / file).exists()}, linked)
+    sections: dict[str, Sequence[Iterator[Block]]] = {
         "Result": (_figures(run, ("learning",)), _result(folder)),
         "Warnings": (map(warning, map(_sentence, _remarks(folder, record))),),
         "Training": (_figures(run, ("diagnostics", "learning-tokens", "memorising")),),
         "Replay": (_replay(run, record),),
         "Verdicts and responses": (_responses(folder),),
         "How to repeat it": (_repeat(run),),
-        "Files": (_files(run, linked),),
+        "Files": (iter([files]),),
         "Versions": (_versions(run),),
     }
     try:
@@ -126,21 +128,8 @@ def _figures(run: Path, names: Sequence[str]) -> Iterator[Block]:
         yield figure_block(name, figure)
 
 
-SCORE: tables.Columns = {
-    "pass@1": tables.of("pass_at_1", tables.number),
-    "95 % interval": lambda score: f"{score['low']:.3f} to {score['high']:.3f}",
-    "questions": tables.of("questions", tables.count),
-    "responses to each": tables.of("samples"),
-}
-COSTS: tables.Columns = {
-    "steps": tables.of("steps", tables.count),
-    "tokens generated": tables.of("tokens.generated", tables.count),
-    "tokens trained on": tables.of("tokens.trained", tables.count),
-    "peak memory": tables.of("peak_memory_bytes", lambda num: f"{num / 2**30:.2f} GiB"),
-    "trajectories replayed": tables.of("replay.used", tables.count),
-    "questions in the buffer": tables.of("replay.questions", tables.count),
-    "questions retired": tables.of("replay.retired", tables.count),
-}
+SCORE = tables.declared("score", {"95 % interval": lambda score: f"{score['low']:.3f} to {score['high']:.3f}"})
+COSTS = tables.declared("costs", {"peak memory": tables.of("peak_memory_bytes", lambda num: f"{num / 2**30:.2f} GiB")})
 
 
 def _result(folder: RunFolder) -> Iterator[Block]:
@@ -198,11 +187,13 @@ def _responses(folder: RunFolder) -> Iterator[Block]:
     for path in sorted(folder.samples.glob("step-*.jsonl"), reverse=True)[:SAMPLE_FILES]:
         for row in read_json_lines(path):
             require_shape(row, SAMPLE, str(path))
-            good = row["reward"] > 0
+            good = row["verdict"] == Verdict.CORRECT
             shown[good] += 1
             if shown[good] <= RESPONSES_SHOWN:
                 replayed = ", replayed question" if row["experiential"] else ""
-                facts = f"{row['verdict']}, {row['num_tokens']} tokens, {path.stem}{replayed}"
+                parts = "".join(f", {name} {value:g}" for name, value in row.get("parts", {}).items())
+                worth = f", reward {row['reward']:g}{parts}" if parts or row["reward"] not in (0, 1) else ""
+                facts = f"{row['verdict']}{worth}, {row['num_tokens']} tokens, {path.stem}{replayed}"
                 yield Response(row["prompt"], row["answer"], row["text"], facts, good)
 
 
@@ -258,10 +249,6 @@ def differing_settings(config: Config) -> list[list[str]]:
     ]
 
 
-def _files(run: Path, linked: bool) -> Iterator[Block]:
-    yield Links({name: words for name, words in WORDS["files"].items() if (run / name).exists()}, linked)
-
-
 def _versions(run: Path) -> Iterator[Block]:
     environment = read_json(run / "environment.json", {"packages": dict})
     versions = {**environment.pop("packages"), **environment}
@@ -309,7 +296,7 @@ def _run_states(study: Study) -> dict[tuple[str, int], tuple[str, str]]:
 
 def _claims(study: Study) -> Iterator[Block]:
     yield output.rich_table(output.claim_rows(claim_outcomes(study).values()), "What the finished runs say")
-    yield Paragraph(output.CLAIM_WORDS)
+    yield Paragraph(WORDS["sections"]["Claims"])
 
 
 def _comparison(study: Study, report: Numbers) -> Iterator[Block]:

@@ -5,14 +5,13 @@ torch, and works while the run goes on.
 """
 
 import itertools
-import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import msgspec
 from rich.table import Table
 
 from exgrpo_cli.base.errors import DamageWarning, InputError
@@ -109,13 +108,7 @@ def report_json(reports: Mapping[str, Numbers]) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """A value as JSON holds it: arrays as lists, keys as text, null for NaN and infinities."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, np.ndarray | np.generic):
-        return plain(value.tolist())
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return msgspec.json.decode(msgspec.json.encode(value, enc_hook=lambda own: own.tolist()))
 
 
 def report_tables(reports: Mapping[str, Numbers]) -> Iterator[Table]:
@@ -138,16 +131,23 @@ def replay_figures(told: Numbers) -> "Iterator[tuple[str, Figure]]":
         yield "replay-what-if", figure
 
 
-def save_all(run: Path) -> list[Path]:
-    """Draw every figure that the run has data for, as PNG and SVG in RUN/plots; return their paths.
+def run_figures(run: Path) -> "Iterator[tuple[str, Figure]]":
+    """Name and figure of everything that the run has data for: of one without replay how its training went.
 
-    A run without replay gets its learning curve and diagnostics only. Raises InputError for a folder that is no run,
-    RunError where a figure cannot be written.
+    Raises InputError for a folder that is no run.
     """
-    drawn = [training_figures(run)]
-    if read_config(run).replay.enabled and (run / LEDGER_FOLDER).is_dir():
-        drawn.append(replay_figures(summarise(read_run(run))))
-    return _saved(itertools.chain(*drawn), run / PLOTS_FOLDER)
+    replays = read_config(run).replay.enabled and (run / LEDGER_FOLDER).is_dir()
+    yield from training_figures(run)
+    if replays:
+        yield from replay_figures(summarise(read_run(run)))
+
+
+def save_all(run: Path) -> list[Path]:
+    """Draw every figure of a run (`run_figures`), as PNG and SVG in RUN/plots; return their paths.
+
+    Raises InputError as `run_figures`, RunError where a figure cannot be written.
+    """
+    return _saved(run_figures(run), run / PLOTS_FOLDER)
 
 
 def _saved(drawn: "Iterable[tuple[str, Figure]]", folder: Path) -> list[Path]:

@@ -4,7 +4,6 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from exgrpo_cli.base.data import tables
 from exgrpo_cli.show.queries import Numbers, series, span_of
 
 Cell = Callable[[Any], str]
@@ -57,7 +57,7 @@ def written(form: str) -> Callable[[float | None], str]:
     return lambda value: NO_VALUE if value is None or not math.isfinite(value) else format(value, form)
 
 
-number, precise, significant, count = (written(form) for form in (".3f", ".4f", ".3g", ",d"))
+number, significant, count = (written(form) for form in (".3f", ".3g", ",d"))
 
 
 def of(path: str, text: Callable[[Any], str] = str) -> Cell:
@@ -79,32 +79,39 @@ def average(values: np.ndarray) -> str:
     return number(float(known.mean()) if len(known) else None)
 
 
-FACTS: Columns = {
-    "method": of("method"),
-    "drawn by": of("drawn_by"),
-    "steps (mixed from)": lambda told: f"{told['steps']} ({of('first_mixed_step')(told)})",
-    "questions buffered": of("questions", count),
-    "of these by successes": of("buckets", lambda found: ", ".join(f"{k}: {num:,}" for k, num in found.items())),
-    "retired": of("retired", count),
-    "tried, nothing stored": of("tried", count),
-    "unseen": of("unseen", count),
-    "trajectories in the buffer": of("trajectories", count),
-    "trajectories ever stored": of("stored", count),
-    "replays": of("used", count),
-    "steps with replay": of("share.steps", number),
-    "trained tokens replayed": of("share.tokens", number),
-    "entropy replayed": of("entropy.selected", number),
-    "entropy available": of("entropy.available", number),
-    "draws with a choice": of("entropy.share_with_choice", number),
-    "age of replayed: mean": of("age.mean", number),
-    "age of replayed: oldest": of("age.max", count),
-    "replays of a trajectory: mean": of("reuse.mean", number),
-    "replays of a trajectory: most": of("reuse.max", count),
-    "never replayed": lambda told: number(told["reuse"]["never"] / told["stored"] if told["stored"] else None),
-    "importance ratio, mean": of("ratios.mean", average),
-    "effective sample size, mean": of("ratios.ess", average),
-    "draws as promised: p": of("draws.p_value", number),
-}
+def latest(values: np.ndarray) -> str:
+    """The last count, as text."""
+    return count(values[-1])
+
+
+def total(values: np.ndarray) -> str:
+    """The sum of counts, as text."""
+    return count(values.sum())
+
+
+TABLES = tables(__file__, "tables.toml")
+OVER_STEPS = {"average": average, "latest": latest, "total": total}
+"""Ways to put values of several steps together as text."""
+
+
+def declared(name: str, own: Columns) -> Columns:
+    """The columns that tables.toml has under a name, those without a path there by cells of their `own`."""
+    return {heading: own.get(heading) or _cell(said) for heading, said in TABLES[name].items()}
+
+
+def _cell(said: str) -> Cell:
+    path, _, form = said.partition(" ")
+    return of(path, OVER_STEPS.get(form) or (written(form) if form else str))
+
+
+FACTS = declared(
+    "facts",
+    {
+        "steps (mixed from)": lambda told: f"{told['steps']} ({of('first_mixed_step')(told)})",
+        "of these by successes": of("buckets", lambda found: ", ".join(f"{k}: {num:,}" for k, num in found.items())),
+        "never replayed": lambda told: number(told["reuse"]["never"] / told["stored"] if told["stored"] else None),
+    },
+)
 """Row of the overview -> how a run's numbers are written there."""
 
 
@@ -141,16 +148,6 @@ def over_time(title: str, columns: Mapping[str, Since], told: Numbers) -> Table:
     return listing(title, ["step", *known], rows)
 
 
-def latest(values: np.ndarray) -> str:
-    """The last count, as text."""
-    return count(values[-1])
-
-
-def total(values: np.ndarray) -> str:
-    """The sum of counts, as text."""
-    return count(values.sum())
-
-
 def buckets_over_time(told: Numbers) -> Table:
     """Questions per bucket at a few steps."""
     buckets: dict[str, Since] = {str(k): (f"over_time.buckets.{k}", latest) for k in told["over_time"]["buckets"]}
@@ -158,25 +155,11 @@ def buckets_over_time(told: Numbers) -> Table:
     return over_time(f"Questions by successes of {told['group_size']}", columns, told)
 
 
-dynamics = partial(
-    over_time,
-    "Over time (from entropy on: means and sums since the row above)",
-    {
-        "retired": ("over_time.retired", latest),
-        "tried": ("over_time.tried", latest),
-        "unseen": ("over_time.unseen", latest),
-        "entropy": ("over_time.entropy_selected", average),
-        "avail.": ("over_time.entropy_available", average),
-        "cand.": ("over_time.candidates", average),
-        "age": ("over_time.age", average),
-        "ratio": ("ratios.mean", average),
-        "ESS": ("ratios.ess", average),
-        "scan.": ("over_time.units.scanned", total),
-        "taken": ("over_time.units.taken", total),
-        "prio.": ("over_time.units.priority", average),
-        "drift": ("over_time.units.drift", average),
-    },
-)
+def dynamics(told: Numbers) -> Table:
+    """The fate of the buffer and of what was replayed, at a few steps."""
+    columns = {heading: said.split() for heading, said in TABLES["dynamics"].items()}
+    title = "Over time (from entropy on: means and sums since the row above)"
+    return over_time(title, {heading: (path, OVER_STEPS[how]) for heading, (path, how) in columns.items()}, told)
 
 
 def draws(told: Numbers) -> Table | None:
@@ -292,26 +275,16 @@ def _marked(key: str, chosen: str) -> Cell:
     return lambda row: f"{'> ' if row.get(chosen) else ''}{'–' if row[key] is None else row[key]}" if key in row else ""
 
 
-COLUMNS: Columns = {
-    "unit": _marked("unit_id", "accepted"),
-    "question": of("question_id", lambda name: name[:8]),
-    "succ.": _successes,
-    "trajectory": _marked("trajectory_id", "chosen"),
-    "questions": of("questions", count),
-    "promised": of("expected", written(",.1f")),
-    "drawn": of("drawn", count),
-    "priority": of("priority", significant),
-    "prob.": of("probability", precise),
-    "drift": of("drift", significant),
-    "headr.": of("headroom", significant),
-    "weight": of("weight", significant),
-    "tokens": of("num_tokens"),
-    "entropy": of("entropy", number),
-    "nll": of("nll", number),
-    "stored": of("trajectories"),
-    "now": of("state"),
-    "text": _words,
-}
+COLUMNS = declared(
+    "columns",
+    {
+        "unit": _marked("unit_id", "accepted"),
+        "question": of("question_id", lambda name: name[:8]),
+        "succ.": _successes,
+        "trajectory": _marked("trajectory_id", "chosen"),
+        "text": _words,
+    },
+)
 """Columns of tables of buckets, questions, units, rows and events, by heading."""
 
 
@@ -321,7 +294,7 @@ def columns(headings: str) -> Columns:
 
 
 PROMISE = columns("succ. promised drawn")
-OFFER: Columns = {**columns("succ. questions drawn"), "bucket's prob.": of("probability", precise)}
+OFFER: Columns = {**columns("succ. questions drawn"), "bucket's prob.": COLUMNS["prob."]}
 REPLAYED = columns("question replays stored now text")
 DRAWN = columns("question succ. prob. trajectory age tokens entropy nll text")
 UNIT = columns("unit question succ. age priority prob. drift headr. weight tokens text")

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,9 +11,11 @@ import msgspec
 import numpy as np
 
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.files import values_digest
 from exgrpo_cli.config.layers import read_config
-from exgrpo_cli.config.sections import POSITIVE, require_known
+from exgrpo_cli.config.sections import POSITIVE
 from exgrpo_cli.presets import load_preset, preset_names
+from exgrpo_cli.runs.result import RunResult
 from exgrpo_cli.studies import endpoints
 from exgrpo_cli.studies.study import Arm, Results, Study, split_list
 
@@ -37,7 +40,7 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Standard deviation over seeds of the paired difference, from runs on other seeds than the claim's."""
 
     def __post_init__(self) -> None:
-        require_known("endpoint", self.endpoint, tuple(endpoints.ENDPOINTS))
+        endpoints.endpoint_named(self.endpoint)
         POSITIVE.check("contrast.smallest_effect", self.smallest_effect)
         POSITIVE.check("contrast.spread", self.spread)
         if self.arm == self.control:
@@ -55,7 +58,7 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def effect(self, results: Mapping[str, Results]) -> endpoints.Effect | None:
         """The effect that the contrast is judged by; None where no run of it has finished."""
-        endpoint = endpoints.ENDPOINTS[self.endpoint]
+        endpoint = endpoints.endpoint_named(self.endpoint)
         if not self.control:
             return endpoints.effect_from(endpoint, results[self.arm], self.reference)
         return endpoints.paired_effect(endpoint, results[self.arm], results[self.control])
@@ -74,6 +77,8 @@ class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who says so, and where."""
     quick: bool = False
     """Whether it is part of `--claim quick`."""
+    exploratory: bool = False
+    """Whether results that were there before it was stated count for it, as its verdict then says."""
 
 
 class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,10 +88,21 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Measured time of a run on two cores: the estimate before any run of one's own has been measured."""
     regime: str = ""
     """Regime preset; empty leaves the task to `settings`."""
+    backbone: str | None = None
+    """Backbone preset, by default the built-in one; only a claim that names one may be put to the test on another
+    (`--backbone`) or with weights from elsewhere (`backbone.source`)."""
     settings: tuple[str, ...] = ()
     """`section.key=value` of all of its arms."""
     first_seed: Annotated[int, msgspec.Meta(ge=FIRST_SEED)] = FIRST_SEED
     """First of its seeds: above those of the runs that suggested it, which cannot test it as well."""
+
+
+class Fixed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When a claim was fixed, and the hash that it had then: the `[fixed]` table."""
+
+    at: Annotated[datetime, msgspec.Meta(tz=True)]
+    """As `ablate --dry-run` prints it, with its zone."""
+    hash: str
 
 
 class ArmTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,6 +121,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     contrasts: Annotated[tuple[Contrast, ...], msgspec.Meta(min_length=1)] = msgspec.field(name="contrast")
     """Comparisons, all of which must hold."""
     own_arms: Mapping[str, ArmTerms] = msgspec.field(name="arms", default_factory=dict)
+    fixed: Fixed | None = None
+    """None of a claim that may have been stated after its runs."""
     stated: Mapping[str, Any]
     """Content of the file, which a study keeps: it is judged by what was stated when it ran."""
     of_file: bool = False
@@ -127,6 +145,27 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         named = dict.fromkeys(arm for each in self.contrasts for arm in (each.control, each.arm) if arm)
         return {name: self.arm(name) for name in named}
 
+    def digest(self, settings: Mapping[str, str]) -> str:
+        """Hash of what the claim is tested by: arms with the hash of their `settings`, seeds, endpoints, thresholds."""
+        judged = [{**msgspec.structs.asdict(each), "spread": None} for each in self.contrasts]
+        return values_digest({"settings": dict(settings), "seeds": list(self.seeds), "contrasts": judged})
+
+    def require_in_order(self, arm: str, result: RunResult) -> None:
+        """Raise InputError where a run cannot test the claim: begun before it was fixed, or for another version of it.
+
+        A claim that was not fixed, and one that is exploratory, counts every run; so does each a run without a start.
+        """
+        if self.fixed is None or self.about.exploratory or result.started is None:
+            return
+        early = datetime.fromisoformat(result.started) < self.fixed.at
+        if early or result.claim.get(self.name, self.fixed.hash) != self.fixed.hash:
+            why = f"before claim {self.name} was" if early else f"for another version of claim {self.name} than that"
+            raise InputError(
+                f"the result of {arm}, seed {result.seed}, was begun at {result.started}, {why} fixed at "
+                f"{self.fixed.at.isoformat()}: leave it out, test the claim on other seeds (claim.first_seed), or say "
+                "that it is exploratory (about.exploratory = true)."
+            )
+
     def arm(self, name: str) -> Arm:
         """An arm of the claim: a method preset by its own name, or what `[arms]` says of it."""
         special, terms = self.own_arms.get(name, ArmTerms()), self.terms
@@ -140,7 +179,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def chosen_claims(text: str) -> list[Claim]:
-    """The claims of `--claim`: `all`, `quick`, or names and files.
+    """The claims of `--claim`: `all` or `quick` of the built-in backbone's, or names and files.
 
     Raises InputError for an unknown name, two claims of one name, and a file that is no claim.
     """
@@ -148,7 +187,11 @@ def chosen_claims(text: str) -> list[Claim]:
     claims = [read_claim(name) for name in dict.fromkeys(names)]
     if twice := [name for name, times in Counter(claim.name for claim in claims).items() if times > 1]:
         raise InputError(f"--claim names two claims {twice[0]!r}: give one of the files another name.")
-    return [claim for claim in claims if claim.about.quick] if text == "quick" else claims
+    if text in ("all", "quick"):
+        claims = [claim for claim in claims if not claim.terms.backbone and (text == "all" or claim.about.quick)]
+    if len(backbones := {claim.terms.backbone or "tiny" for claim in claims}) > 1:
+        raise InputError(f"--claim names claims on {' and '.join(sorted(backbones))}: ask for those of one at a time.")
+    return claims
 
 
 def read_claim(name: str) -> Claim:
@@ -163,6 +206,7 @@ def read_claim(name: str) -> Claim:
 
 def claim_of(name: str, content: Mapping[str, Any], *, of_file: bool = False) -> Claim:
     """A claim from the content of its file. Raises InputError naming the claim and the key that is wrong."""
+    content = msgspec.to_builtins(content)  # a time of TOML's as a text
     try:
         return msgspec.convert({**content, "name": name, "stated": content, "of_file": of_file}, Claim)
     except msgspec.ValidationError as error:
@@ -189,12 +233,19 @@ def claim_outcomes(study: Study) -> dict[str, dict[str, Any]]:
 
 
 def claim_results(claim: Claim, arms: Sequence[Arm], results: Mapping[str, Results]) -> dict[str, Results]:
-    """Results of the claim's arms by their names in it, of its own seeds; `arms` are the study's."""
+    """Results of the claim's arms by their names in it, of its own seeds; `arms` are the study's.
+
+    Raises InputError where one was begun before the claim was fixed.
+    """
     seeds = set(claim.seeds)
-    return {
+    counted: dict[str, Results] = {
         name: {seed: found for seed, found in results.get(arm.name, {}).items() if seed in seeds}
         for name, arm in arms_of(claim, arms).items()
     }
+    for name, by_seed in counted.items():
+        for result in by_seed.values():
+            claim.require_in_order(name, result)
+    return counted
 
 
 def outcome(claim: Claim, results: Mapping[str, Results]) -> dict[str, Any]:
@@ -207,7 +258,7 @@ def outcome(claim: Claim, results: Mapping[str, Results]) -> dict[str, Any]:
 
     def control_gains(contrast: Contrast) -> float | None:
         runs = results.get(contrast.control, {}).values()
-        value = endpoints.ENDPOINTS[contrast.endpoint].value
+        value = endpoints.endpoint_named(contrast.endpoint).value
         if not runs or contrast.endpoint not in ("pass_at_1", "pass_at_n"):
             return None
         return float(np.mean([np.mean(value(run)) - np.mean(value(replace(run, after=run.before))) for run in runs]))
@@ -215,7 +266,8 @@ def outcome(claim: Claim, results: Mapping[str, Results]) -> dict[str, Any]:
     effects = [contrast.effect(results) for contrast in claim.contrasts]
     known = [effect for effect in effects if effect is not None]
     complete = known if len(known) == len(effects) else []
-    totals = [result.totals for by_seed in results.values() for result in by_seed.values()]
+    runs = [result for by_seed in results.values() for result in by_seed.values()]
+    totals = [result.totals for result in runs]
     return {
         "title": claim.about.title,
         "source": claim.about.source,
@@ -225,6 +277,9 @@ def outcome(claim: Claim, results: Mapping[str, Results]) -> dict[str, Any]:
         ).value,
         "seeds": min(len(by_seed) for by_seed in results.values()),
         "seeds_needed": len(claim.seeds),
+        "fixed": claim.fixed and claim.fixed.at.isoformat(),
+        "exploratory": claim.about.exploratory,
+        "undated": sum(result.started is None for result in runs),
         "tokens": sum(each.generated for each in totals),
         "seconds": sum(each.seconds for each in totals),
         "contrasts": [

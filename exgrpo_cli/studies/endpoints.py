@@ -7,7 +7,7 @@ the two arms' scores of question q with seed s.
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -16,6 +16,7 @@ from jaxtyping import Float64
 from scipy.special import stdtr, stdtrit
 
 from exgrpo_cli.base.statistics import CONFIDENCE, POWER, Interval, pass_at_k_by_question, pass_at_ks, wilson
+from exgrpo_cli.config.sections import require_known
 from exgrpo_cli.runs.result import RunResult
 from exgrpo_cli.studies.study import Results
 
@@ -207,6 +208,15 @@ def memorised(result: RunResult) -> float | None:
     return gain - ((found.never_seen.after or 0.0) - (found.never_seen.before or 0.0))
 
 
+def eligible_less_barred(result: RunResult) -> float | None:
+    """Gain that training brought on the training questions open to replay less that on those barred from it."""
+    sample = result.training_sample
+    if sample is None or not 0 < sample.barred.mean() < 1:
+        return None
+    gain, barred = (sample.after - sample.before) / sample.samples, sample.barred == 1
+    return float(gain[~barred].mean() - gain[barred].mean())
+
+
 def at_equal(treated: Results, control: Results, spent: str) -> dict[int, float]:
     """Held-out pass@1 by seed when a run had spent what the thriftier of the two of its seed spent in all.
 
@@ -240,9 +250,38 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "valid_auc_within": Endpoint("AUC of low entropy for valid traces of a question", of_traces("auc_within")),
     "valid_gap": Endpoint("valid, lowest less highest entropy", valid_gap, SIGNED),
     "memorised": Endpoint("gain on replayed less on new questions", memorised, SIGNED),
+    "eligible_less_barred": Endpoint("gain on questions open to replay less on barred", eligible_less_barred, SIGNED),
 }
 AT_EQUAL = {f"at_equal_{spent}": f"pass@1 at equal tokens {spent}" for spent in ("generated", "trained")}
 """Endpoints that only a comparison with the baseline has, with their titles."""
+
+
+OF_ANSWERS = ("pass_at_1", "pass_at_n", "beyond_pass_at_1")
+"""Endpoints of the answers after training, which other temperatures have too."""
+
+
+def endpoint_named(name: str) -> Endpoint:
+    """The endpoint of that name; `NAME@T` is NAME of the answers at another temperature (`validation.temperatures`).
+
+    Raises InputError for an unknown name.
+    """
+    plain, _, temperature = name.partition("@")
+    require_known("endpoint", plain, OF_ANSWERS if temperature else tuple(ENDPOINTS))
+    endpoint = ENDPOINTS[plain]
+
+    def value(result: RunResult) -> Float64[np.ndarray, " questions"]:
+        answers: Float64[np.ndarray, " questions"] = np.array([])
+        if temperature in result.after_at:
+            answers = endpoint.value(replace(result, after=result.after_at[temperature]))
+        return answers
+
+    return replace(endpoint, title=f"{endpoint.title}, T = {temperature}", value=value) if temperature else endpoint
+
+
+def told_endpoints(results: Results) -> dict[str, Endpoint]:
+    """All that these runs may tell, by name: those of every study, of further temperatures, and pass@k."""
+    names = {f"{name}@{at}" for result in results.values() for at in result.after_at for name in OF_ANSWERS}
+    return {**ENDPOINTS, **{name: endpoint_named(name) for name in sorted(names)}, **coverage_endpoints(results)}
 
 
 def coverage_endpoints(results: Results) -> dict[str, Endpoint]:

@@ -20,17 +20,31 @@ import numpy as np
 import pyarrow.compute as pc
 from jaxtyping import Bool, Float64, Int64
 
+from exgrpo_cli.base.files import read_json
 from exgrpo_cli.base.statistics import avg_at_k, compare_paired
+from exgrpo_cli.base.versions import code_version, now, processor
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.grading.verifiers import sum_asked, valid_trace
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
 from exgrpo_cli.ledger.schemas import Event
 from exgrpo_cli.questions.question_file import read_questions
-from exgrpo_cli.runs.folder import PHASES, TRAINED, read_metrics
-from exgrpo_cli.runs.result import CurvePoint, Memorising, PassRates, RunResult, Totals, ValidTraces, config_hash
+from exgrpo_cli.runs.folder import PHASES, TRAINED, at_temperature, read_metrics
+from exgrpo_cli.runs.result import (
+    CurvePoint,
+    Memorising,
+    PassRates,
+    RunResult,
+    Totals,
+    TrainingSample,
+    ValidTraces,
+    config_hash,
+)
 from exgrpo_cli.runs.validations import Validation, read_validations
 from exgrpo_cli.show.record import LEDGER_FOLDER, QUESTIONS_FILE, keeps_experience, read_run, response_texts
 
+Validations = Sequence[Validation]
+Counts = Mapping[str, int]
+"""By question."""
 MOST_TRACES = 4000
 """Trajectories whose steps are checked; of more, so many spread over the run."""
 COLLAPSED_BELOW = 0.5
@@ -104,9 +118,11 @@ def _moment(validation: Validation) -> str:
     return f"after step {validation.step}" if validation.step else "before training"
 
 
-def measure(run: Path, config: Config, summary: dict[str, Any], visited: Collection[str]) -> RunResult:
-    """The result of a finished run; `summary` is its `summary.json`, `visited` the questions it rolled out."""
-    heldout = read_validations(run)
+def measure(run: Path, config: Config, summary: dict[str, Any], visits: Mapping[str, int]) -> RunResult:
+    """The result of a finished run; `summary` is its `summary.json`, `visits` are those of each question."""
+    heldout, training, (replays, successes) = read_validations(run), read_validations(run, TRAINED), ledger_counts(run)
+    counts = {"visits": visits, "replays": replays, "successes": successes}
+    begun, code = read_json(run / "environment.json"), code_version()
     none = np.array([], dtype=np.int64)
     seconds, graders = summary["wall_seconds"], (summary["heldout"]["after"] or {}).get("second_graders", {})
     return RunResult(
@@ -126,7 +142,7 @@ def measure(run: Path, config: Config, summary: dict[str, Any], visited: Collect
         area=area(heldout),
         newly_solved=newly_solved(heldout),
         collapsed=collapsed(heldout),
-        memorising=memorising(run, visited, read_validations(run, TRAINED), heldout) if len(heldout) > 1 else None,
+        memorising=memorising(run, visits, replays, training, heldout) if len(heldout) > 1 else None,
         valid_traces=valid_traces(run),
         totals=Totals(
             steps=summary["steps"],
@@ -138,15 +154,45 @@ def measure(run: Path, config: Config, summary: dict[str, Any], visited: Collect
             training_seconds=sum(seconds.get(phase, 0.0) for phase in PHASES),
         ),
         after_valid=heldout[-1].valid if heldout else None,
+        after_at={
+            f"{each:g}": found[-1].correct
+            for each in config.validation.temperatures
+            if (found := read_validations(run, at_temperature(each)))
+        },
         second_graders={name: found["pass_at_1"] for name, found in graders.items()},
+        training_sample=training_sample(config, counts, training) if len(training) > 1 else None,
+        started=begun.get("started"),
+        ended=now(),
+        code=code if (first := begun.get("code", "")) == code else f"{first or 'not told'}, then {code}",
+        machine={
+            "processor": processor().partition("\n")[0].rpartition(": ")[2],
+            "gpus": ", ".join(begun.get("devices", ())),
+            "torch": begun.get("packages", {}).get("torch", ""),
+            "threads": begun.get("threads", 0),
+        },
+        claim=dict(each.rsplit(" ", 1) for each in config.run.claims),
+    )
+
+
+def training_sample(config: Config, counts: Mapping[str, Counts], training: Validations) -> TrainingSample:
+    """Training questions that were asked before and after training, with some `counts` by their names."""
+    seed, ids = config.run.seed, training[0].ids
+    return TrainingSample(
+        ids=" ".join(ids),
+        samples=training[0].samples,
+        before=training[0].correct,
+        after=training[-1].correct,
+        barred=np.array([int(config.data.is_barred(each, seed)) for each in ids]),
+        **{name: np.array([of.get(each, 0) for each in ids]) for name, of in counts.items()},
     )
 
 
 def memorising(
-    run: Path, visited: Collection[str], training: Sequence[Validation], heldout: Sequence[Validation]
+    run: Path, visited: Collection[str], replays: Counts, training: Validations, heldout: Validations
 ) -> Memorising:
-    """Compare a run's questions: `training` are its validations on training questions, `visited` those rolled out."""
-    replayed = replayed_questions(run)
+    """Compare a run's questions: `training` are its validations on training questions, `visited` those rolled out,
+    `replays` count those of each question."""
+    replayed = replays.keys()
     ids = training[0].ids if len(training) > 1 else ()
     was_replayed = np.array([each in replayed for each in ids], dtype=bool)
     was_visited = np.array([each in visited for each in ids], dtype=bool)
@@ -165,20 +211,22 @@ def memorising(
     )
 
 
-def replayed_questions(run: Path) -> frozenset[str]:
-    """Ids of the questions that a run replayed; none where it keeps no ledger."""
+def ledger_counts(run: Path) -> tuple[Counter[str], Counter[str]]:
+    """Replays of each question, and successes among its fresh rollouts; none where a run keeps no ledger."""
+    successes: Counter[str] = Counter()
     if not (run / LEDGER_FOLDER).is_dir():
-        return frozenset()
+        return Counter(), successes
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LedgerWarning)  # what is damaged is told when the run is resumed or reported
         reader = LedgerReader(run / LEDGER_FOLDER)
     events = reader.events(("event", "question_id"))
     ids = events.filter(pc.equal(events["event"], Event.SELECTED.value))["question_id"]
     replays = reader.replays(("unit_id", "accepted"))
-    units = replays.filter(replays["accepted"])["unit_id"].combine_chunks()
     stored = reader.trajectories(("trajectory_id", "question_id"))
-    of_units = stored.filter(pc.is_in(stored["trajectory_id"], value_set=units))["question_id"]
-    return frozenset(ids.to_pylist()) | frozenset(of_units.to_pylist())
+    places = pc.index_in(replays.filter(replays["accepted"])["unit_id"], value_set=stored["trajectory_id"])
+    for visit in reader.visits(("question_id", "num_fresh_successes")).to_pylist():
+        successes[visit["question_id"]] += visit["num_fresh_successes"]
+    return Counter(ids.to_pylist()) + Counter(stored["question_id"].take(places).to_pylist()), successes
 
 
 def pass_rates(
@@ -209,7 +257,7 @@ def valid_traces(run: Path) -> ValidTraces | None:
     if sum_asked(next(iter(questions.values()))) is None or not keeps_experience(run):
         return None
     record = read_run(run)
-    rows = np.flatnonzero(record.trajectories.reward > 0)
+    rows = np.flatnonzero(record.trajectories.correct)
     rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MOST_TRACES)).astype(np.int64))]
     entropy, of_question = record.trajectories.entropy[rows], record.trajectories.question[rows]
     ids = record.trajectories.trajectory_id[rows].tolist()

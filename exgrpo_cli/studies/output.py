@@ -1,7 +1,7 @@
 """A study's report as tables, figures and files: `results.json`, `report.md` and the figures."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,11 +11,11 @@ from exgrpo_cli.base.files import write_json, write_text
 from exgrpo_cli.base.output import in_markdown
 from exgrpo_cli.base.statistics import t_interval
 from exgrpo_cli.runs.result import CurvePoint
-from exgrpo_cli.show.figures.comparisons import ArmCurve, ArmScore, arm_comparison, arm_curves, claims_figure
+from exgrpo_cli.show.figures.comparisons import ArmScore, arm_comparison, arm_curves, claims_figure
 from exgrpo_cli.show.figures.run import memorising_figure
 from exgrpo_cli.show.figures.written import save
-from exgrpo_cli.show.tables import Columns, of
-from exgrpo_cli.studies.endpoints import AT_EQUAL, ENDPOINTS
+from exgrpo_cli.show.tables import TABLES, declared
+from exgrpo_cli.studies.endpoints import AT_EQUAL, endpoint_named
 from exgrpo_cli.studies.report import MAIN, Numbers, compare_runs
 from exgrpo_cli.studies.study import Results, Study
 
@@ -23,31 +23,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TITLE = "held-out pass@1"
-OTHERS = {
-    **{name: each.title for name, each in ENDPOINTS.items() if name not in (MAIN, "pass_at_n", "beyond_pass_at_1")},
-    **AT_EQUAL,
-}
-"""Endpoints of the second table with their titles."""
-CLAIM_WORDS = (
-    "The effect is that of the contrast furthest from holding. * marks one whose runs other claims use too: "
-    "their effects rise and fall together. Each verdict is wrong in at most 2.5 % of studies where the truth is at its "
-    "threshold, so that of 40 claims one may be."
-)
-"""Words below the table of claims."""
-SPENT: Columns = {
-    "steps": of("steps", "{:,.0f}".format),
-    **{f"tokens {kind}": of(f"tokens.{kind}", "{:,.0f}".format) for kind in ("generated", "trained", "scored")},
-    "updates": of("updates", "{:,.0f}".format),
-    "seconds": of("wall_seconds", "{:,.0f}".format),
-}
+ELSEWHERE = (MAIN, "pass_at_n", "beyond_pass_at_1")
+"""Endpoints that the first table has, or that follow from it; all others are in the second."""
+SPENT = declared("spent", {})
 """Columns of the third table."""
-SPENDS = {
-    "steps": "taken as many steps",
-    "generated": "generated as many tokens",
-    "trained": "trained on as many tokens",
-    "seconds": "taken as many seconds",
-}
-"""Words for `Study.equal`."""
 Rows = list[list[str]]
 """Cells; the first row is the header."""
 
@@ -77,7 +56,7 @@ def budgets(study: Study) -> str:
     """The budget of each run, for people."""
     if study.claims:
         return "budgets are those that the claims state"
-    return f"a run of an arm ends once it has {SPENDS[study.equal]} as that of the baseline"
+    return f"a run of an arm ends once it has {TABLES['spends'][study.equal]} as that of the baseline"
 
 
 def report_tables(study: Study, report: Numbers) -> list[Table]:
@@ -112,8 +91,8 @@ def score_rows(report: Numbers) -> Rows:
 def endpoint_rows(report: Numbers) -> Rows:
     """The other endpoints that the runs tell, one column each, with the difference from the baseline."""
     arms = report["arms"]
-    names = [name for name in OTHERS if any(name in arm["endpoints"] for arm in arms.values())]
-    rows = [["arm", *(OTHERS[name] for name in names)]]
+    names = [name for name in {name: 0 for arm in arms.values() for name in arm["endpoints"]} if name not in ELSEWHERE]
+    rows = [["arm", *(AT_EQUAL.get(name) or endpoint_named(name).title for name in names)]]
     for name, arm in arms.items():
         cells = [_cells(arm["endpoints"].get(each)) for each in names]
         rows.append([name, *(f"{mean} ({by})" if by else mean for mean, by, _ in cells)])
@@ -126,7 +105,7 @@ def chance_remark(report: Numbers) -> str:
         each["difference"]
         for arm in report["arms"].values()
         for name, each in arm["endpoints"].items()
-        if name in OTHERS
+        if name not in ELSEWHERE
     ]
     varied = [each for each in found if each and each["spread"] > 0]
     clear = sum(each["low"] > 0 or each["high"] < 0 for each in varied)
@@ -137,18 +116,13 @@ def chance_remark(report: Numbers) -> str:
 
 
 def spending_rows(report: Numbers) -> Rows:
-    """Means over seeds of what the arms spent, and the steps at which their fresh questions leave the baseline's."""
-    arms = report["arms"]
-    rows = [["arm", *SPENT], *([name, *(cell(arm) for cell in SPENT.values())] for name, arm in arms.items())]
-    if any(arm["fresh_questions_part"] for arm in arms.values()):
-        steps = (_divergence(arm["fresh_questions_part"]) for arm in arms.values())
-        cells = ["first step with other fresh questions than the baseline", *steps]
-        rows = [[*row, cell] for row, cell in zip(rows, cells, strict=True)]
-    return rows
+    """Means over seeds of what the arms spent."""
+    arms = report["arms"].items()
+    return [["arm", *SPENT], *([name, *(cell(arm) for cell in SPENT.values())] for name, arm in arms)]
 
 
 def claim_rows(outcomes: Iterable[Numbers]) -> Rows:
-    """The table of claims, which CLAIM_WORDS explain."""
+    """The table of claims."""
     header = ["claim", "regime", "contrast", "effect", "95 %", "median, above 0", "asked, of the control's gain"]
     rows = [[*header, "verdict", "seeds", "tokens", "time"]]
     for found in outcomes:
@@ -164,12 +138,18 @@ def claim_rows(outcomes: Iterable[Numbers]) -> Rows:
                 f"{effect['median']:+.3f}, {effect['positive']} of {effect['seeds']}" if effect else "",
                 f"{abs(contrast['threshold']):g}" + (f" of {gains:.3f}" if gains is not None else ""),
                 found["verdict"],
-                f"{found['seeds']} of {found['seeds_needed']}",
+                f"{found['seeds']} of {found['seeds_needed']}{_order(found)}",
                 f"{found['tokens'] / 1e6:.1f} M",
                 duration(found["seconds"]),
             ]
         )
     return rows
+
+
+def _order(found: Numbers) -> str:
+    """Doubts about the order of a claim and its runs."""
+    undated = f", {found['undated']} runs undated" if found["undated"] else ""
+    return undated + ", exploratory" * found["exploratory"] + ", not fixed" * (found["fixed"] is None)
 
 
 def _distance(contrast: Numbers) -> float:
@@ -189,13 +169,6 @@ def _cells(found: Numbers | None) -> list[str]:
     within = " (in every seed)" if alike else f" {span(effect)}"
     difference = f"{effect['mean']:+.3f}" + within * (effect["seeds"] > 1)
     return [mean, difference, "" if found["p_holm"] is None else f"{found['p_holm']:.3f}"]
-
-
-def _divergence(by_seed: Mapping[int, int | None]) -> str:
-    """First and last of the seeds' steps, and `the same throughout` where some do not part."""
-    steps = sorted(step for step in by_seed.values() if step is not None)
-    parts = [str(steps[0]) if steps[0] == steps[-1] else f"{steps[0]} to {steps[-1]}"] if steps else []
-    return ", ".join([*parts, *(["the same throughout"] if None in by_seed.values() else [])])
 
 
 def span(interval: Numbers) -> str:
@@ -256,7 +229,7 @@ def study_figures(study: Study, report: Numbers) -> "dict[str, Figure]":
     return {name: drawn for name, drawn in figures.items() if drawn is not None}
 
 
-def arm_curve(name: str, results: Results, regime: str = "") -> ArmCurve:
+def arm_curve(name: str, results: Results, regime: str = "") -> ArmScore:
     """Held-out pass@1 by step, mean over seeds, with the t interval cut to 0..1.
 
     At the steps where all seeds were scored, and at the ends of the runs taken together: a budget of tokens ends each
@@ -269,7 +242,7 @@ def arm_curve(name: str, results: Results, regime: str = "") -> ArmCurve:
     columns = [by_step[step] for step in sorted(by_step) if len(by_step[step]) == len(curves)]
     columns += [[curve[-1] for curve in curves]] if curves else []
     intervals = [t_interval([point.pass_at_1 for point in column], bounds=(0.0, 1.0)) for column in columns]
-    return ArmCurve(
+    return ArmScore(
         name=name,
         regime=regime,
         steps=[round(float(np.mean([point.step for point in column]))) for column in columns],

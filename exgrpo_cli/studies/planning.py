@@ -22,7 +22,7 @@ from exgrpo_cli.presets import preset_names
 from exgrpo_cli.questions.sources import check_source
 from exgrpo_cli.runs.result import RunResult, config_hash, find_results
 from exgrpo_cli.studies import study as studies
-from exgrpo_cli.studies.claims import FIRST_SEED, Claim, arms_of, chosen_claims
+from exgrpo_cli.studies.claims import FIRST_SEED, Claim, arms_of, chosen_claims, claim_results
 
 STUDIES, CLAIMS = Path("studies"), "claims"
 MOST_SEEDS = 1000
@@ -319,39 +319,69 @@ def plan_claims(claims: Sequence[Claim], folder: Path, request: StudyRequest | N
     """The study in `folder` of all arms of the claims, each with the seeds of all claims that it is in.
 
     Raises InputError as `plan_study` does, where the request has settings that would change what a claim says, and
-    where the study was begun with a claim that has changed since.
+    where the study was begun with a claim that has changed since; for a claim that has changed since it was fixed, and
+    a result that was begun before that.
     """
     request = request or StudyRequest()
+    backbone = claims[0].terms.backbone and (request.backbone or claims[0].terms.backbone)
+    request = replace(request, backbone=backbone or request.backbone)
     named = _named_apart(claims, folder)
     arms: dict[str, studies.Arm] = {}
     on_policy: dict[str, studies.Arm] = {}
     seeds: dict[str, list[int]] = {}
     run_seconds: dict[str, float] = {}
+    begun_for: dict[str, list[Claim]] = {}
+    hashes: dict[str, str] = {}
     for claim in claims:
-        for arm in arms_of(claim, named).values():
-            _require_settings(claim, arm, request)
+        settings = {}
+        for name, arm in arms_of(claim, named).items():
+            settings[name] = _stated_hash(claim, arm, request)
             arms[arm.name] = arm
+            begun_for.setdefault(arm.name, []).append(claim)
             on_policy.setdefault(arm.name, claim.arm(studies.BASELINE.method))
             seeds[arm.name] = sorted({*seeds.get(arm.name, ()), *claim.seeds})
             run_seconds.setdefault(arm.name, 60 * claim.terms.run_minutes)
+        hashes[claim.name] = claim.digest(settings)
+        if claim.fixed and claim.fixed.hash != hashes[claim.name]:
+            raise InputError(
+                f"claim {claim.name} has hash {hashes[claim.name]}, not {claim.fixed.hash}, as it was fixed at "
+                f"{claim.fixed.at}: restore what it said, or fix it anew, so that runs begun before do not count."
+            )
     # The on-policy arm of the same settings; where no claim has one, an arm is compared with what its claim names.
     names = {arm.identity: arm.name for arm in arms.values()}
     every = [replace(arm, baseline=names.get(on_policy[arm.name].identity, "")) for arm in arms.values()]
     study = plan_study(folder, every, seeds, request)
-    return replace(study, claims={claim.name: claim.stated for claim in claims}, run_seconds=run_seconds)
+    results = study.results()
+    for claim in claims:
+        claim_results(claim, study.arms, results)
+    of_run = [[each for each in begun_for[run.arm.name] if run.seed in each.seeds] for run in study.runs]
+    runs = tuple(
+        run.given(claims=tuple(f"{claim.name} {hashes[claim.name]}" for claim in own))
+        for run, own in zip(study.runs, of_run, strict=True)
+    )
+    on = {"backbone": backbone} if backbone else {}
+    stated = {claim.name: {**claim.stated, "claim": {**claim.stated["claim"], **on}} for claim in claims}
+    return replace(study, runs=runs, claims=stated, run_seconds=run_seconds)
 
 
-def _require_settings(claim: Claim, arm: studies.Arm, request: StudyRequest) -> None:
-    """Raise InputError where an arm has a bad setting, or the request has some that change what the claim says."""
+def _stated_hash(claim: Claim, arm: studies.Arm, request: StudyRequest) -> str:
+    """Hash of the settings that the claim says of an arm.
+
+    Raises InputError where it has a bad one, or the request has some that change what the claim says.
+    """
+    stated = StudyRequest(allow_code=request.allow_code, backbone=claim.terms.backbone)
+    theirs = [each for each in request.assignments if claim.terms.backbone and each.startswith("backbone.source=")]
+    allowed = replace(stated, backbone=claim.terms.backbone and request.backbone, assignments=theirs)
     try:
-        stated = StudyRequest(allow_code=request.allow_code).config(arm, FIRST_SEED)
+        found = config_hash(stated.config(arm, FIRST_SEED))
     except InputError as error:
         raise InputError(f"claim {claim.name}, arm {arm.name!r}: {error}") from error
-    if config_hash(request.config(arm, FIRST_SEED)) != config_hash(stated):
+    if config_hash(request.config(arm, FIRST_SEED)) != config_hash(allowed.config(arm, FIRST_SEED)):
         raise InputError(
             "--claim brings its own settings: leave --set and other options out that change more than what the "
             "machine does (run.threads, run.plots and the like)."
         )
+    return found
 
 
 def _named_apart(claims: Sequence[Claim], folder: Path) -> list[studies.Arm]:

@@ -5,32 +5,26 @@ difference has an interval over seeds and questions, both random. p-values are H
 that share a baseline.
 """
 
-import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.statistics import holm, t_interval
-from exgrpo_cli.ledger.reader import LedgerReader
-from exgrpo_cli.ledger.schemas import EVENTS, VISITS, Event
 from exgrpo_cli.runs.result import RunResult, Totals
 from exgrpo_cli.studies.claims import claim_outcomes
 from exgrpo_cli.studies.endpoints import (
     AT_EQUAL,
-    ENDPOINTS,
     FEW_SEEDS,
     at_equal,
-    coverage_endpoints,
     effect_by_seed,
     paired_effect,
+    told_endpoints,
     values_of,
 )
-from exgrpo_cli.studies.study import Arm, Results, Study, StudyRun
+from exgrpo_cli.studies.study import Arm, Results, Study
 
 UNLIKE = 1.2
 """Factor of more or fewer updates than its baseline's an arm may make before a reader is told."""
@@ -46,7 +40,7 @@ def compare_runs(study: Study) -> Numbers:
 
     Warns (DamageWarning) of a ledger that cannot be read.
     """
-    results, parted = study.results(), divergence_by_arm(study)
+    results = study.results()
     # Arms any of whose runs was asked held-out questions.
     scored = [arm for arm in study.arms if any(len(each.after) for each in results.get(arm.name, {}).values())]
     compared = {arm: compare_arm(results[arm.name], control_of(arm, results)) for arm in scored}
@@ -66,7 +60,6 @@ def compare_runs(study: Study) -> Numbers:
             "tokens": {name: spent[name] for name in ("generated", "trained", "scored")},
             "steps": spent["steps"],
             "updates": spent["updates"],
-            "fresh_questions_part": parted.get(arm.name, {}),
         }
     outcomes = claim_outcomes(study)
     return {
@@ -92,7 +85,7 @@ def compare_arm(mine: Results, other: Results) -> dict[str, Numbers]:
     control = {} if is_same(mine, other) else other
     found = {
         name: (values_of(endpoint, mine), endpoint.bounds, paired_effect(endpoint, mine, control))
-        for name, endpoint in {**ENDPOINTS, **coverage_endpoints(mine)}.items()
+        for name, endpoint in told_endpoints(mine).items()
     }
     for name in AT_EQUAL:
         tokens = name.removeprefix("at_equal_")
@@ -172,40 +165,3 @@ def updates_remarks(arms: Mapping[str, Numbers]) -> Iterator[str]:
                 f"updates differ: {listed}. More of them act like a higher learning rate; "
                 "--vary optim.learning_rate=... tells the two apart."
             )
-
-
-def divergence_by_arm(study: Study) -> dict[str, dict[int, int | None]]:
-    """First step, by arm and seed, with another fresh question than the baseline's; None where they never part.
-
-    All arms of a seed draw from one stream, so that the i-th fresh question is the same in each until a question
-    retires, waits for its replay to end, or is drawn in a further round of a step. Of the finished runs whose ledgers
-    can be read in the study's folder, as far as both went. Warns (DamageWarning) of a ledger that cannot be read.
-    """
-    here = {(run.arm.name, run.seed): run for run in study.runs if _ledger(run).is_dir() and run.state == "finished"}
-    found: dict[str, dict[int, int | None]] = {}
-    for (arm, seed), run in here.items():
-        baseline = here.get((run.arm.baseline, seed), run)
-        try:
-            pairs = list(zip(fresh_questions(run), fresh_questions(baseline), strict=False)) if run != baseline else []
-        except InputError as error:
-            text = f"not said of {arm}, seed {seed}, where its questions part: {error}"
-            warnings.warn(text, DamageWarning, stacklevel=2)
-            continue
-        if pairs:
-            found.setdefault(arm, {})[seed] = next((mine[0] for mine, theirs in pairs if mine[1] != theirs[1]), None)
-    return found
-
-
-def fresh_questions(run: StudyRun) -> list[tuple[int, str]]:
-    """Step and id of every fresh question, in the order drawn. Raises InputError for a ledger that cannot be read."""
-    reader = LedgerReader(_ledger(run))
-    stand_in: set[tuple[int, str]] = set()
-    if run.config.replay.composition == "replace":
-        events = reader.table(EVENTS, ["step", "question_id", "event"]).to_pylist()
-        stand_in = {(e["step"], e["question_id"]) for e in events if e["event"] == Event.SELECTED}
-    visits = reader.table(VISITS, ["step", "question_id"]).to_pylist()
-    return [key for row in visits if (key := (row["step"], row["question_id"])) not in stand_in]
-
-
-def _ledger(run: StudyRun) -> Path:
-    return run.folder / "replay"

@@ -198,6 +198,8 @@ def make_executor(study: Study, settings: SlurmSettings, jobs: Path) -> Any:
         signal_delay_s=round(60 * settings.save_minutes),
         nodes=settings.nodes,
         ntasks_per_node=1,
+        # Of Slurm 22.05 to 23.02 srun does not take them over from the job.
+        srun_args=[f"--cpus-per-task={settings.cpus}"] if settings.cpus else [],
         **{key: value for key, value in named.items() if value},
     )
     return executor

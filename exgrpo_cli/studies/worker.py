@@ -120,6 +120,8 @@ class RunTask:
     num_hosts: int = 1
     """Each of which runs this task."""
     _process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
+    _told: bool = field(default=False, repr=False)
+    """Whether the run was told to stop."""
 
     def __call__(self) -> None:
         """Run to the end. Raises RunError with the run's last line where it fails."""
@@ -136,6 +138,9 @@ class RunTask:
             self._stop()
             raise
         code = self._process.returncode
+        if code == EXIT_INTERRUPTED and not self._told:
+            # It has saved in time by itself: submitit requeues it as if Slurm had said that the time is over.
+            signal.raise_signal(signal.SIGUSR2)
         if code == EXIT_INTERRUPTED:
             # Slurm ends a preempted task by SIGTERM first; what requeues it comes after that.
             time.sleep(SECONDS_TO_REQUEUE)
@@ -159,6 +164,7 @@ class RunTask:
         """Tell the run to save and stop; returns whether there is one."""
         if self._process is None or self._process.returncode is not None:
             return False
+        self._told = True
         os.kill(self._process.pid, signal.SIGTERM)
         return True
 

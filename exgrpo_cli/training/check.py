@@ -1,5 +1,8 @@
 """Two training steps of a configuration with random weights of its shape, at its full lengths, by its own engines.
 
+The second is mixed where the run replays: what the first one sampled is scored as stored candidates are, and half of
+the groups train one of them.
+
 Prompts are random tokens, responses run to the limit and rewards are made up: memory and speed depend on none of that.
 What takes hours at full size is fewer rows: as many are sampled as decode side by side (256 at most on a rank), and
 two micro-batches per mini-batch and rank are trained. No question, no hub and no run folder is needed.
@@ -55,18 +58,17 @@ class Meter:
         self.seconds: dict[str, list[float]] = defaultdict(list)
         """By phase, step after step."""
         self.peaks: Counter[str] = Counter()
-        """Most bytes of a phase, beyond what there was before the model was loaded; 0 on a CPU."""
+        """Most bytes alive in a phase, beyond what there was before the model was loaded; 0 on a CPU."""
         self.doing = "loading"
+        self.step = 1
         self._device = device
         self._before = self._taken()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Work to be measured."""
-        self.doing = f"{name} of step {len(self.seconds[name]) + 1}"
-        if self._device.type == "cuda":
-            # What torch keeps afterwards is then the most that this phase has taken.
-            torch.cuda.empty_cache()
+        self.doing = f"{name} of step {self.step}"
+        self._begin()
         started = time.perf_counter()
         yield
         if self._device.type == "cuda":
@@ -74,10 +76,20 @@ class Meter:
         self.seconds[name].append(time.perf_counter() - started)
         self.peaks[name] = max(self.peaks[name], self._taken() - self._before)
 
+    def _begin(self) -> None:
+        """Let what torch keeps afterwards be what this phase has taken."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self._device)
+
     def _taken(self) -> int:
-        """Bytes taken on the GPU, by whomever."""
-        free, total = torch.cuda.mem_get_info(self._device) if self._device.type == "cuda" else (0, 0)
-        return total - free
+        """Bytes taken on the GPU, by whomever, but for what torch has kept without need: of a cache that grows it keeps
+        every earlier one."""
+        if self._device.type != "cuda":
+            return 0
+        free, total = torch.cuda.mem_get_info(self._device)
+        unused = torch.cuda.memory_reserved(self._device) - torch.cuda.max_memory_allocated(self._device)
+        return total - free - max(0, unused)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,11 +104,13 @@ class Check:
     prompts: Prompts
     trained: int
     """Groups of a step that are trained."""
+    stored: list[TrainingRow] = field(default_factory=list)
+    """Rows of the step before, as a store would hold them."""
     problems: list[str] = field(default_factory=list)
 
     def sync(self, *, losing: bool = False) -> None:
         """Hand the weights over, as the loop does; one is lost on the way where so asked, read as the ranks must."""
-        weights = self.policy.named_weights()
+        weights = self.policy.sampled_weights()
         sent = (each for index, each in enumerate(weights) if index or not losing)
         self.generator.sync(sent, self.policy.weight_version, self.policy.score)
 
@@ -110,8 +124,15 @@ class Check:
         self.sync()
 
     def train(self, step: int) -> None:
-        """One step: rollouts, scores, updates and a sync; advantages are 1 and -1 in turn."""
+        """One step, in the order of the loop; advantages are 1 and -1 in turn."""
         config, meter = self.config, self.meter
+        meter.step = step
+        if step > 1:
+            if config.replay.enabled:
+                with meter.phase("drawing"):
+                    self.policy.score([row.sequence for row in self.stored])
+            with meter.phase("sync"):
+                self.sync()
         seeds = tuple(range(config.rollout.group_size))
         requests = [
             RolloutRequest(question_id=name, prompt_ids=prompt, seeds=seeds) for name, prompt in self.prompts.items()
@@ -132,6 +153,10 @@ class Check:
             )
             for index, (sequence, scored) in enumerate(zip(sequences, scores, strict=True))
         ]
+        if config.replay.enabled:
+            stored = [replace(row, replayed=True) for row in self.stored]
+            self.stored[:] = rows
+            rows = [stored[i] if stored and i % (2 * len(seeds)) == 0 else row for i, row in enumerate(rows)]
         batches = split_minibatches(
             [rows[start : start + len(seeds)] for start in range(0, len(rows), len(seeds))],
             num_minibatches=config.optim.minibatches,
@@ -147,8 +172,6 @@ class Check:
             if not report.applied or not math.isfinite(report.loss)
         )
         self.policy.offload()
-        with meter.phase("sync"):
-            self.sync()
 
 
 def check_run(plan: Plan, *, reporter: Reporter, ranks: Ranks = ALONE) -> dict[str, Any]:
@@ -161,6 +184,8 @@ def check_run(plan: Plan, *, reporter: Reporter, ranks: Ranks = ALONE) -> dict[s
     torch.set_num_threads(config.run.threads)
     device = take_device(config.run.device, ranks.local_rank)
     ranks.connect(device, timedelta(minutes=config.run.rank_timeout))
+    if network := ranks.measure_network(device):
+        reporter.note(network)
     with TemporaryDirectory(prefix="exgrpo-check-") as name, ExitStack() as stack:
         reporter.note("making random weights of the backbone's shape")
         # Ranks of a host read what the first of them has written.
@@ -197,6 +222,7 @@ def check_run(plan: Plan, *, reporter: Reporter, ranks: Ranks = ALONE) -> dict[s
             "lengths": f"prompts of {longest} tokens, responses of {rollout.max_response_tokens}; {STEPS} steps of "
             f"{len(prompts) * rollout.group_size} rollouts, {trained * rollout.group_size} of them trained in "
             f"{local.optim.minibatches} updates",
+            "parameters": plan.shape.num_parameters,
             "memory": memory,
             "tokens_per_second": {
                 part: groups * rollout.group_size * rollout.max_response_tokens / meter.seconds[part][-1]
@@ -258,6 +284,7 @@ def compared(plan: MemoryPlan, peaks: Sequence[Counter[str]]) -> dict[str, dict[
             "measured": max(of_rank[part] for of_rank in peaks),
         }
         for part, bound in plan.peaks.items()
+        if any(part in of_rank for of_rank in peaks)
     }
 
 

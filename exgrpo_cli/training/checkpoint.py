@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from exgrpo_cli.base import files
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.config.settings import Config
@@ -41,7 +39,7 @@ def save_checkpoint(checkpoints: Path, parts: Parts, state: RunState, *, keep: i
 
     def complete() -> None:
         saved = {
-            "state": msgspec.to_builtins(state),
+            "state": files.as_json(state),
             "stream": parts.stream.state(),
             "generators": {name: rng.bit_generator.state for name, rng in parts.rngs.items()},
         }
@@ -96,7 +94,8 @@ def load_checkpoint(folder: Path, parts: Parts) -> RunState:
     parts.stream.restore(saved["stream"])
     for name, rng in parts.rngs.items():
         rng.bit_generator.state = saved["generators"][name]
-    return msgspec.convert(saved["state"], RunState)
+    state: RunState = files.require_shape(saved["state"], RunState, str(folder / "state.json"))
+    return state
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -53,6 +53,7 @@ class LoggedRow(msgspec.Struct, kw_only=True):
     text: str = ""
     logprobs: list[float] | None = None
     reward: float | bool
+    correct: bool | None = None
     advantage: float = math.nan
     group: str | float = ""
     step: Annotated[float, msgspec.Meta(ge=1)] | None = None
@@ -132,11 +133,12 @@ def read_rollouts(
         except ValueError as error:
             raise InputError(
                 f"{file}: row {number}: {str(error).rstrip('.')}. A row has question_id or question, token_ids or "
-                "text, and reward (1 right, 0 wrong); it may have logprobs, advantage, group and step."
+                "text, and reward (1 right, 0 wrong); it may have correct, logprobs, advantage, group and step."
             ) from error
         step = int(row.step or step)
         report.rows += 1
-        report.right += row.reward > 0
+        correct = row.reward > 0 if row.correct is None else row.correct
+        report.right += correct
         report.without_logprobs += row.logprobs is None
         fresh = FreshRow(
             token_ids=token_ids,
@@ -144,6 +146,7 @@ def read_rollouts(
             entropy=np.nan,
             nll=float(-logprobs.mean(dtype=np.float64)),
             reward=float(row.reward),
+            correct=correct,
             advantage=row.advantage,
         )
         yield step, (asked[0], str(row.group)), fresh
@@ -169,7 +172,7 @@ def _fill(
                 advantages = np.array([row.advantage for row in members])
                 if len(members) == identity.group_size:
                     advantages = np.where(np.isnan(advantages), centred_advantages(rewards), advantages)
-                right = int((rewards > 0).sum())
+                right = sum(row.correct for row in members)
                 visit = Visit(
                     question_id=question_id,
                     step=step,

@@ -1,4 +1,4 @@
-"""One step of ExGRPO (arXiv 2510.02245, algorithm 1): draw, roll out and grade, join stored rows, record, update, sync.
+"""One step of ExGRPO (arXiv 2510.02245, algorithm 1): draw, sync, roll out and grade, join stored rows, record, update.
 
 `run.py` takes step after step. Where we depart from paper and released code: `docs/algorithm.md`.
 """
@@ -34,7 +34,12 @@ def run_step(
     with clock.phase("replay"):
         if parts.store is not None:
             parts.stream.readmit(parts.store.readmit(step, parts.rngs["readmit"]))
-        experience = parts.ask_place(place.before, step) if mixed else NO_EXPERIENCE
+        if mixed:
+            # Candidates are scored while the rollout engine sleeps: what both take at once is more than either.
+            parts.generator.sleep()
+        experience = parts.ask_place(place.before, step, state.carried) if mixed else NO_EXPERIENCE
+    with clock.phase("sync"):
+        parts.wake()
     rolled = roll_out(parts, state, step, experience, clock)
     if rolled is None:
         return None
@@ -59,7 +64,7 @@ def run_step(
         reports = update(parts, state, rows, experience, clip=clip)
     notes += [f"step {step}: an update was skipped: {report.skip_reason}" for report in reports if not report.applied]
     with clock.phase("sync"):
-        sync(parts)
+        parts.policy.offload()
     with clock.phase("replay"):
         if parts.store is not None:
             parts.store.flush(step)
@@ -105,14 +110,9 @@ def with_joined(group: Group, experience: Experience) -> Group:
 def record_visits(parts: Parts, state: RunState, groups: Sequence[Group], step: int, *, collecting: bool) -> None:
     """Record the outcome of each group in the store, on rank 0: questions retire or change buckets, rows are stored."""
     if parts.store is not None:
-        settings, version = parts.config.objective, parts.policy.weight_version
-        parts.store.record_visits(
-            [
-                group.visit(step, version, advantage_of(group, settings, state), state.history.get(group.question.id))
-                for group in groups
-            ],
-            collecting=collecting and parts.config.replay.enabled,
-        )
+        goal, history = parts.config.objective, state.history
+        visits = [own.visit(step, advantage_of(own, goal, state), history.get(own.question.id)) for own in groups]
+        parts.store.record_visits(visits, collecting=collecting and parts.config.replay.enabled)
 
 
 def update(
@@ -142,9 +142,3 @@ def update(
                 "lower optim.learning_rate, or raise optim.skip_norm or optim.max_skipped."
             )
     return reports
-
-
-def sync(parts: Parts) -> None:
-    """Hand the policy's weights to the generator, which proves that it has them; no update comes before rollouts."""
-    parts.policy.offload()
-    parts.generator.sync(parts.policy.named_weights(), parts.policy.weight_version, parts.policy.score)

@@ -25,12 +25,12 @@ from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.grading.verifiers import sum_asked, valid_trace
 from exgrpo_cli.questions.choices import options_of
 from exgrpo_cli.replay.store import Store
-from exgrpo_cli.runs.folder import HELDOUT, PHASES, TRAINED
+from exgrpo_cli.runs.folder import HELDOUT, PHASES, TRAINED, at_temperature
 from exgrpo_cli.runs.result import how_asked, measures, remarks
 from exgrpo_cli.runs.validations import read_validations
 from exgrpo_cli.studies.measure import new_fall
 from exgrpo_cli.training.state import ActiveRun
-from exgrpo_cli.training.step.groups import Group
+from exgrpo_cli.training.step.groups import Group, UnderWay
 
 
 class Clock:
@@ -79,7 +79,8 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float | int]:
     if members:
         values |= valid_trace_metrics(fresh)
         values |= {
-            "reward/mean": float(np.mean([member.verdict.reward for member in members])),
+            "reward/mean": float(np.mean([member.grade.reward for member in members])),
+            **part_means([member.grade.parts for member in members]),
             "batch/pass_at_1": pass_at_1(fresh),
             "batch/solve_all": float(np.mean([group.num_fresh_correct == len(group.fresh) for group in fresh])),
             "batch/solve_none": float(np.mean([group.num_fresh_correct == 0 for group in fresh])),
@@ -88,6 +89,12 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float | int]:
             "length/clipped": float(np.mean([m.rollout.stop_reason is StopReason.LENGTH for m in members])),
         }
     return values | {f"verdict/{verdict.value.replace(' ', '_')}": verdicts[verdict] for verdict in Verdict}
+
+
+def part_means(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """`reward/part/<name>`: mean over the rollouts of each part of the reward, 0 where one has none of that name."""
+    names = sorted({name for own in parts for name in own})
+    return {f"reward/part/{name}": float(np.mean([own.get(name, 0.0) for own in parts])) for name in names}
 
 
 def valid_trace_metrics(groups: Sequence[Group]) -> dict[str, float | int]:
@@ -106,18 +113,19 @@ def valid_trace_metrics(groups: Sequence[Group]) -> dict[str, float | int]:
 
 
 def score_gaps(rollouts: Sequence[Rollout], scores: Sequence[TokenScores]) -> dict[str, float | int]:
-    """|log pi_trainer - log pi_engine| over their tokens: a growing gap means the generator has stale weights.
+    """|log pi_trainer - log pi_engine| over their tokens of the present weights: a growing gap means the generator has
+    stale ones.
 
     And the same of entropies, in nats, where the engine tells them.
     """
     values: dict[str, float | int] = {}
-    pairs = list(zip(rollouts, scores, strict=True))
+    rows = [(own, score, own.num_earlier) for own, score in zip(rollouts, scores, strict=True)]
     gaps = {
-        "policy/logprob_gap": [np.abs(score.logprobs - rollout.engine_logprobs) for rollout, score in pairs],
+        "policy/logprob_gap": [np.abs(score.logprobs - own.engine_logprobs)[at:] for own, score, at in rows],
         "policy/entropy_gap": [
-            np.abs(score.entropies - rollout.engine_entropies)
-            for rollout, score in pairs
-            if rollout.engine_entropies is not None
+            np.abs(score.entropies - own.engine_entropies)[at:]
+            for own, score, at in rows
+            if own.engine_entropies is not None
         ],
     }
     for name, parts in gaps.items():
@@ -125,6 +133,28 @@ def score_gaps(rollouts: Sequence[Rollout], scores: Sequence[TokenScores]) -> di
             gap = np.concatenate(parts)
             values |= {f"{name}_mean": float(gap.mean(dtype=np.float64)), f"{name}_max": float(gap.max())}
     return values
+
+
+def carrying(
+    trained: Sequence[Group], carried: Sequence[UnderWay], sampled: Sequence[int], slots: int
+) -> dict[str, float | int]:
+    """Tokens of a step whose rollouts carry over, those of unfinished ones included, and how far they do.
+
+    `sampled` are the tokens of each row that the step has decoded, up to `slots` of them at once. Waiting is the share
+    of slots times decoding steps without a row; the steps are the fewest that do it.
+    """
+    rollouts = [member.rollout for group in trained for member in group.fresh]
+    versions = [len({rollout.weight_version, *dict(rollout.earlier)}) for rollout in rollouts]
+    unfinished = [rollout.is_unfinished for group in carried for rollout in group.rollouts]
+    tokens, slots = sum(sampled), max(1, min(slots, len(sampled)))
+    steps = max([1, *sampled, math.ceil(tokens / slots)])
+    return {
+        "tokens/generated": tokens,
+        "rollout/carried": sum(unfinished) / (len(versions) + len(unfinished)),
+        "rollout/versions": float(np.mean(versions)),
+        "rollout/versions_max": max(versions),
+        "rollout/waiting": 1 - tokens / (slots * steps),
+    }
 
 
 def truncation(groups: Sequence[Group]) -> dict[str, float | int]:
@@ -272,10 +302,14 @@ def tell_heldout(run: ActiveRun, record: QuestionRecord, score: Mapping[str, Any
     run.reporter.rows({**measures(score), **shown})
 
 
-def ask(run: ActiveRun, questions: Sequence[Question], what: str, asked: str) -> Evaluation:
-    """Ask the current weights, and keep how often each question was answered correctly."""
+def ask(
+    run: ActiveRun, questions: Sequence[Question], what: str, asked: str, temperature: float | None = None
+) -> Evaluation:
+    """Ask the current weights, at the validations' temperature unless one is given, and keep how often each question
+    was answered correctly."""
     with run.timed("validation"):
         parts, settings = run.parts, run.parts.config.validation
+        parts.wake()
         together = parts.config.rollout.tensor_parallel
         own = parts.ranks.scatter(questions, together=together)
         evaluation = sample_and_grade(
@@ -284,7 +318,7 @@ def ask(run: ActiveRun, questions: Sequence[Question], what: str, asked: str) ->
             pool=parts.pool,
             answer_format=parts.answer_format,
             params=SamplingParams(
-                temperature=settings.temperature,
+                temperature=temperature or settings.temperature,
                 top_p=settings.top_p,
                 max_new_tokens=parts.config.rollout.max_response_tokens,
             ),
@@ -308,6 +342,15 @@ def ask(run: ActiveRun, questions: Sequence[Question], what: str, asked: str) ->
                 }
             )
     return evaluation
+
+
+def ask_hotter(run: ActiveRun, when: str) -> None:
+    """Ask the held-out questions at the other temperatures that the settings want."""
+    for each in run.parts.config.validation.temperatures:
+        score = ask(run, run.parts.heldout, f"held-out, {when}, T = {each:g}", at_temperature(each), each).score()
+        run.reporter.note(
+            f"held-out {when} at T = {each:g}: pass@1 {score.value:.3f} [{score.low:.3f}, {score.high:.3f}]"
+        )
 
 
 def ask_trained(run: ActiveRun, when: str) -> None:

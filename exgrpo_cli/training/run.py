@@ -28,7 +28,7 @@ from exgrpo_cli.show.statistics import save_all
 from exgrpo_cli.studies.measure import measure
 from exgrpo_cli.training.checkpoint import export_weights, save_adapter, save_checkpoint
 from exgrpo_cli.training.loop import run_step
-from exgrpo_cli.training.metrics import Clock, ask_heldout, ask_trained, score_text, validation_metrics
+from exgrpo_cli.training.metrics import Clock, ask_heldout, ask_hotter, ask_trained, score_text, validation_metrics
 from exgrpo_cli.training.setup import setup_run, take_device
 from exgrpo_cli.training.state import ActiveRun
 from exgrpo_cli.training.step.groups import Group
@@ -48,9 +48,10 @@ def train(
     """Train in the run folder `path` and return what its `summary.json` holds.
 
     Under several ranks each of them calls this; rank 0 alone writes the folder, but for the shards of a sharded
-    optimizer, and speaks through `reporter`. With a `time_limit` the run saves and stops before it is over, as after a
-    stop signal. `plan` is that of a `config` which has been settled. Raises InputError before work starts, RunError
-    when the work stops under way, and Interrupted after a stop signal, with the state saved.
+    optimizer, and speaks through `reporter`. With a `time_limit`, else that of its Slurm job, the run saves and stops
+    before it is over, as after a stop signal. `plan` is that of a `config` which has been settled. Raises InputError
+    before work starts, RunError when the work stops under way, and Interrupted after a stop signal, with the state
+    saved.
     """
     if plan is None:
         config, plan = settle(config, survey_machine(), ranks, fetch=True)
@@ -64,8 +65,11 @@ def train(
         speaker.note(note)
     require_runnable(plan)
     torch.set_num_threads(config.run.threads)
-    ranks.connect(take_device(config.run.device, ranks.local_rank), timedelta(minutes=config.run.rank_timeout))
-    time_limit = time_limit or TimeLimit(seconds=math.inf)
+    device = take_device(config.run.device, ranks.local_rank)
+    ranks.connect(device, timedelta(minutes=config.run.rank_timeout))
+    if network := ranks.measure_network(device):
+        speaker.note(network)
+    time_limit = time_limit or TimeLimit.of_job()
     path = ranks.from_main(lambda: path)
     with Stopper(partial(speaker.note, STOPPING)) as stopper, ExitStack() as stack:
         started = time.perf_counter()
@@ -136,6 +140,7 @@ def run_steps(run: ActiveRun) -> None:
         # A first step may take minutes.
         what = "training steps" if config.run.budget == "steps" else "training"
         run.reporter.progress(int(state.spent(config.run.budget)), config.run.whole_budget, what)
+    saved, pause = time.perf_counter(), 60 * config.run.save_minutes or math.inf
     while state.step < last_step and not state.finished.is_final:
         started = time.perf_counter()
         result = run_step(run.parts, state, state.step + 1, Clock(run.phase))
@@ -164,10 +169,13 @@ def run_steps(run: ActiveRun) -> None:
                 state.finished = Ending.BUDGET_SPENT
             # Validation counts: the next step may end with one as well.
             run.time_limit.count_step(time.perf_counter() - started)
-            stopping = any(ranks.gather(run.stopper.requested or run.time_limit.is_near))
+            overdue = time.perf_counter() - saved > pause
+            asked = ranks.gather((run.stopper.requested or run.time_limit.is_near, overdue))
+            stopping, overdue = map(any, zip(*asked, strict=True))
         due = state.step % config.run.save_every == 0 or state.step == last_step or state.finished.is_final
-        if due or state.best_step == state.step or stopping:
+        if due or state.best_step == state.step or stopping or overdue:
             save(run)
+            saved = time.perf_counter()
         if stopping and state.step < last_step and not state.finished.is_final:
             raise KeyboardInterrupt
     if not state.finished.is_final:
@@ -197,7 +205,8 @@ def samples(groups: Sequence[Group], count: int) -> Iterator[dict[str, Any]]:
                 "prompt": group.question.prompt[-1].content,
                 "answer": group.question.answer,
                 "text": member.text,
-                "reward": member.verdict.reward,
+                "reward": member.grade.reward,
+                "parts": member.grade.parts,
                 "verdict": member.verdict.value,
                 "stop_reason": member.rollout.stop_reason.value,
                 "num_tokens": len(member.rollout.token_ids),
@@ -215,6 +224,7 @@ def finish(run: ActiveRun) -> dict[str, Any]:
                 after = ask_heldout(run, f"after {state.step} steps")
             if run.parts.heldout:
                 ask_trained(run, f"after {state.step} steps")
+                ask_hotter(run, f"after {state.step} steps")
             with run.timed("export"), writing(folder.model):
                 export_run_model(run, after)
                 save_adapter(parts, folder.path / "adapter")

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import os
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.files import write_json, write_text
 from exgrpo_cli.base.reporter import Reporter
-from exgrpo_cli.base.versions import describe_machine
+from exgrpo_cli.base.versions import code_version, describe_machine, now
 from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.engines.generators import Generator, RankedGenerator
 from exgrpo_cli.engines.lora import plain_copy
@@ -33,7 +34,6 @@ from exgrpo_cli.replay.warm_start import warm_start
 from exgrpo_cli.runs.folder import SET_UP_FILE, RunFolder, forget_checksums, note_checksums, require_model
 from exgrpo_cli.training.checkpoint import ResumePoint, find_resume_point, load_checkpoint, set_aside
 from exgrpo_cli.training.checkpoint import folder_name as checkpoint_name
-from exgrpo_cli.training.loop import sync
 from exgrpo_cli.training.questions import RunQuestions, check_answers, load_questions, store_questions, stored_questions
 from exgrpo_cli.training.start import remember_run
 from exgrpo_cli.training.state import Parts, Prompts, RunState, make_generators
@@ -64,7 +64,8 @@ def setup_run(
     state = RunState()
     if point.step is not None:
         state = load_checkpoint(folder.checkpoints / checkpoint_name(point.step), parts)
-    sync(parts)
+    parts.policy.offload()
+    parts.sync()
     trackers = open_trackers(config.run.log if ranks.is_main else (), config, folder.path, stack, step=state.step)
     # Everything has been checked: from here on the folder changes.
     if ranks.is_main:
@@ -73,7 +74,8 @@ def setup_run(
             folder.replay,
             identity=identity_of(config, parts.backbone.tokenizer, questions, config.rollout.logprobs),
             rules=config.replay,
-            question_ids=[question.id for question in questions.train],
+            question_ids=(ids := [question.id for question in questions.train]),
+            barred=[each for each in ids if config.data.is_barred(each, config.run.seed)],
             at_step=(point.step or 0) if (folder.replay / IDENTITY_FILE).exists() else None,
         )
         parts = replace(parts, store=stack.enter_context(store))
@@ -88,6 +90,8 @@ def describe_run(config: Config, folder: RunFolder, questions: RunQuestions, ran
     """Put on disk what a new run is made of."""
     store_questions(folder.data, config, questions)
     environment = {
+        "started": now(),
+        "code": code_version(),
         **describe_machine(),
         "threads": config.run.threads,
         "devices": [gpu.name for gpu in visible_gpus()],
@@ -123,12 +127,15 @@ def take_device(requested: str, local_rank: int) -> torch.device:
     """The device of the policy, by the settled `run.device`: each rank of a host takes the GPU of its number.
 
     It is the one that unnamed allocations and collectives of this process use. Attention on a GPU leaves cuDNN out,
-    which builds a plan for every new shape, and the shapes of packed rows are new at every micro-batch.
+    which builds a plan for every new shape, and the shapes of packed rows are new at every micro-batch. For the same
+    reason torch's memory has segments that grow, unless the environment says how it is to be kept.
     """
     if requested != "cuda":
         return torch.device(requested)
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
     torch.backends.cuda.enable_cudnn_sdp(False)
     return device
 
@@ -243,7 +250,7 @@ def _local_generator(plan: Plan, backbone: Backbone, prompts: Prompts, device: t
     if config.rollout.engine == "hf":
         from exgrpo_cli.engines.hf.generator import HFGenerator
 
-        return HFGenerator(backbone.model, max_rows=config.rollout.max_rows, eos_ids=backbone.eos_ids)
+        return HFGenerator(backbone.model, max_rows=plan.max_rows, eos_ids=backbone.eos_ids)
     from exgrpo_cli.engines.vllm.generator import VLLMGenerator, VLLMSettings
     from exgrpo_cli.engines.vllm.proof import canary_of
 
@@ -255,6 +262,7 @@ def _local_generator(plan: Plan, backbone: Backbone, prompts: Prompts, device: t
         max_rows=config.rollout.max_rows,
         gpu_memory_fraction=plan.gpu_share,
         tensor_parallel=config.rollout.tensor_parallel,
+        lora=config.lora,
     )
     canary = canary_of(next(iter(prompts.values()))), config.rollout.temperature
     return VLLMGenerator(settings, eos_ids=backbone.eos_ids, canary=canary)

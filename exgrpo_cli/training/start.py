@@ -4,11 +4,8 @@ A resumed run has its own configuration, with more steps where asked. Runs that 
 user go on without a question about their code.
 """
 
-import json
-import os
 import tomllib
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +14,7 @@ from typing import Any
 
 from exgrpo_cli.base.cache import cache_root
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import parse_json
+from exgrpo_cli.base.files import values_digest
 from exgrpo_cli.base.output import give_stdout_to_children
 from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.config.layers import build_config, read_config
@@ -29,8 +26,8 @@ from exgrpo_cli.runs.folder import REPORT_FILE, complete_steps
 from exgrpo_cli.runs.result import has_ended
 
 RUNS = Path("runs")
-OWN_RUNS = "own-runs.jsonl"
-"""In the cache, outside the run folder: whoever sends a folder cannot send this along."""
+OWN_RUNS = "own-runs"
+"""Folder of the cache, outside the run's: whoever sends a run cannot send this along."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,8 +178,8 @@ def resumed_config(run_folder: Path, *, files: Author = Author.FILE, **asked: An
             if value != before[section][key] and f"{section}.{key}" not in RESUMABLE:
                 raise InputError(
                     f"--resume keeps the run's own {section}.{key} = {before[section][key]!r}, not {value!r}: "
-                    "only --steps may be raised, and --nproc, run.rank_timeout and run.phase_timeout changed. Leave it "
-                    "out, or start a new run."
+                    "only --steps may be raised, and --nproc, run.rank_timeout, run.phase_timeout and "
+                    "rollout.max_logprob_gap changed. Leave it out, or start a new run."
                 )
     if wanted.run.steps < own.run.steps:
         raise InputError(
@@ -215,24 +212,18 @@ def is_finished(run_folder: Path) -> bool:
 def remember_run(folder: Path, config: Config) -> None:
     """Note that this user started the run in `folder`, where its configuration names functions of the user."""
     if functions := named_functions(config):
-        cache_root().mkdir(parents=True, exist_ok=True)
-        line = json.dumps({"folder": str(folder.resolve()), "functions": functions}) + "\n"
-        with (cache_root() / OWN_RUNS).open("ab+") as file:
-            # A process that was killed may have left a line without its end.
-            file.seek(-min(1, file.tell()), os.SEEK_END)
-            file.write((b"" if file.read() in (b"", b"\n") else b"\n") + line.encode())
+        note = _note_of(folder, functions)
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.touch()
 
 
 def is_own_run(folder: Path, functions: dict[str, str]) -> bool:
     """Whether this user started the run in `folder` with exactly these functions."""
-    file = cache_root() / OWN_RUNS
-    wanted = {"folder": str(folder.resolve()), "functions": functions}
-    for line in file.read_bytes().splitlines() if file.is_file() else ():
-        # A damaged line says nothing about the other runs.
-        with suppress(ValueError):
-            if parse_json(line) == wanted:
-                return True
-    return False
+    return _note_of(folder, functions).exists()
+
+
+def _note_of(folder: Path, functions: dict[str, str]) -> Path:
+    return cache_root() / OWN_RUNS / values_digest({"folder": str(folder.resolve()), "functions": functions})
 
 
 def train_in_ranks(start: RunStart, config: Config, flags: Sequence[str]) -> int:

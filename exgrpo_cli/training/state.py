@@ -27,7 +27,7 @@ from exgrpo_cli.replay.store import Store
 from exgrpo_cli.runs.folder import PHASES, RunFolder
 from exgrpo_cli.runs.result import Ending
 from exgrpo_cli.runs.watchdog import TimeLimit, Watchdog
-from exgrpo_cli.training.step.groups import Group
+from exgrpo_cli.training.step.groups import Group, UnderWay
 from exgrpo_cli.training.trackers import Tracker
 
 T = TypeVar("T")
@@ -62,6 +62,12 @@ class RunState:
     """Mean response length of each question's latest rollouts, where several ranks share them."""
     usual_length: float = 1.0
     """Mean response length of the latest rollouts, what a new question is expected to take."""
+    first_gaps: list[tuple[float, float]] = field(default_factory=list)
+    """Gap between log-probs of rollout engine and trainer, and the entropy, of the first steps; nats a token."""
+    gap_told: float = 0.0
+    """The largest such gap that the user has heard of."""
+    carried: list[UnderWay] = field(default_factory=list)
+    """Groups that go on in the next step, first in line."""
     tokens_generated: int = 0
     tokens_trained: int = 0
     replayed: int = 0
@@ -82,7 +88,7 @@ class RunState:
         for group in groups:
             if not group.verifier_failed:
                 before = self.history.get(group.question.id, SuccessHistory())
-                self.history[group.question.id] = before.after(group.num_fresh_correct, len(group.fresh), discount)
+                self.history[group.question.id] = before.after(sum(group.rewards), len(group.fresh), discount)
 
     def remember_lengths(self, rollouts: Sequence[Sequence[Rollout]]) -> None:
         """Take over the response lengths of each question's rollouts."""
@@ -164,7 +170,16 @@ class Parts:
         rows_of, prompts = [(row.question_id, row.token_ids) for row in rows], self.prompts
         return self.policy.score([TokenSequence(prompt_ids=prompts[id], response_ids=ids) for id, ids in rows_of])
 
-    def ask_place(self, ask: Callable[[Asked], T], step: int) -> T:
+    def sync(self) -> None:
+        """Hand the policy's weights to the generator, which proves that it has them."""
+        self.generator.sync(self.policy.sampled_weights(), self.policy.weight_version, self.policy.score)
+
+    def wake(self) -> None:
+        """Make the generator ready to sample: a sync, where it has other weights than the policy, or sleeps."""
+        if self.generator.weight_version != self.policy.weight_version:
+            self.sync()
+
+    def ask_place(self, ask: Callable[[Asked], T], step: int, under_way: Sequence[UnderWay] = ()) -> T:
         """The answer of a place on rank 0, on all ranks. Raises what `ask` raises of errors a user can act on."""
 
         def asked(score: Score) -> T:
@@ -174,6 +189,7 @@ class Parts:
                     step=step,
                     weight_version=self.policy.weight_version,
                     questions_per_step=self.config.rollout.questions_per_step,
+                    under_way=frozenset(group.question_id for group in under_way),
                     from_old=self.config.objective.importance == "old",
                     rngs=self.rngs,
                     score=score,

@@ -116,32 +116,14 @@ def printed(width: int) -> str:
     return out.getvalue()
 
 
-@pytest.mark.parametrize("width", [120, 80, 60, 40, 25, 12])
+@pytest.mark.parametrize("width", [120, 80, 60])
 def test_numbers_are_never_cut(width: int) -> None:
     text = printed(width)
     for number in ("2,368", "10,441", "1,207", "31,902"):
         assert number in text, text
-    assert all(len(line) <= max(width, 25) for line in text.splitlines())
-    # Too wide a table becomes several, and a list where not even two columns fit.
-    assert text.count("┌") + text.count("┏") == {120: 1, 80: 1, 60: 2}.get(width, 0)
-    assert text.count("runs/exgrpo-tiny-20260101") == {60: 2, 12: 0}.get(width, 1)
-
-
-def test_a_study_of_four_arms_is_one_table_of_four_rows() -> None:
-    """At 120 columns; at 80 two of them, each with every arm."""
-    headings = ["seeds", "before", "after", "95 %", "minus on-policy", "p (Holm)", "pass@4"]
-    cells = ["3", "0.256", "0.525", "[0.500, 0.550]", "+0.010 [-0.010, 0.030]", "0.123", "0.800"]
-    for width, tables in ((120, 1), (80, 2)):
-        table = Table("arm", title="held-out pass@1")
-        for heading in headings:
-            table.add_column(heading, justify="right")
-        for arm in ("on-policy", "ent:min", "ent:max", "random"):
-            table.add_row(arm, *cells)
-        out = io.StringIO()
-        print_table(table, Console(file=out, width=width))
-        lines = out.getvalue().splitlines()
-        assert len(lines) == 1 + 8 * tables and max(map(len, lines)) <= width
-        assert sum("ent:min" in line for line in lines) == tables
+    assert all(len(line) <= width for line in text.splitlines())
+    # Too wide a table becomes several.
+    assert text.count("┏") == text.count("runs/exgrpo-tiny-20260101") == {120: 1, 80: 1, 60: 2}[width]
 
 
 def test_a_bar_is_there_before_anything_is_done(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,33 +135,3 @@ def test_an_interrupted_study_remembers_the_results_of_other_machines(capsys, tm
     assert "15 of 16 runs finished, 15 of them elsewhere" in page
     assert page.count("finished elsewhere") == 15
     assert [each["seed"] for each in planned(capsys, *arguments[1:])["runs"] if each["state"] == "new"] == [207]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--metric", "entropy"], "replay.metric = 'entropy' is not known."),
-        (["--metric", "python:not_there:score"], "cannot import not_there (No module named 'not_there')"),
-        (["--sampler", "normal,python:math:draw"], "'python:math:draw': math has no function draw; it has"),
-        (["--claim", "replay-beats"], "unknown claim preset 'replay-beats'. Did you mean 'replay-beats-on-policy'"),
-        (["--claim", "all", "--metric", "ent"], "--claim brings its own arms, regimes, seeds and budgets: leave --met"),
-        (["--claim", "shaping", "--set", "optim.learning_rate=1"], "--claim brings its own settings: leave --set"),
-        (["--claim", "shaping.toml"], "--claim shaping.toml: a shipped claim is called shaping too"),
-        (["--data", "nowhere.parquet"], "nowhere.parquet does not exist: a source is"),
-        (["--results", "nowhere"], "nowhere is not a folder of results"),
-        (["--seeds", "many"], "--seeds 'many' is neither a number of seeds from 1 to 1000 nor a list such as 0,1,5."),
-        (["--seeds", "0"], "--seeds '0' is neither a number of seeds from 1 to 1000 nor a list such as 0,1,5."),
-        (["--seeds", "1000000000000"], "--seeds '1000000000000' is neither a number of seeds from 1 to 1000 nor"),
-        (["--equal", ""], "--equal = '' is not known."),
-        (["--claim", "shaping", "--methods", ""], "leave --methods out."),
-        (["--methods", ""], "--methods '' names nothing."),
-        (["--metric", "ent", "--name", "../../x"], "--name '../../x' is no name of a folder"),
-        (["--output", "studies/a", "--name", "b"], "--output studies/a names the study 'a', --name 'b'"),
-        (["--backbone", "qwen-math-7b"], "this machine cannot run qwen-math-7b: no GPU is visible"),
-    ],
-)
-def test_what_is_refused_before_work_starts(arguments, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert run(["ablate", *arguments]) == 2
-    assert message in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []

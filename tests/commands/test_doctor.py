@@ -61,6 +61,14 @@ def test_every_backbone_is_held_against_the_memory(here):
     assert fits["tiny"]["fits"] is True
     memory = here["machine"]["memory_bytes"]
     assert all(each["fits"] == (each["peak_bytes"] <= memory) for each in fits.values())
+    # By the plan: one card of 24 GB needs the host's memory, eight of 80 GB are the published runs'.
+    assert fits["qwen-math-1.5b"]["cards"] == {"24": "optim.offload=true", "48": "", "80": "", "8x80": ""}
+    assert fits["qwen-math-7b"]["cards"] == {
+        "24": None,
+        "48": "optim.offload=true",
+        "80": "optim.offload=true",
+        "8x80": "",
+    }
     assert (fits["qwen-math-1.5b"]["gpus_of_80_gb"], fits["qwen-math-7b"]["gpus_of_80_gb"]) == (1, 4)
 
 

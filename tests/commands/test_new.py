@@ -77,25 +77,6 @@ def test_the_grader_judges_and_questions_are_prepared_with_it(
     assert json.loads(capsys.readouterr().out)["counts"]["kept"] == 4
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "said"),
-    [
-        ("method", "exgrpo", "'exgrpo' is a preset's name"),
-        ("method", "../mine", "'../mine' is no name"),
-        ("study", "", "'' is no name"),
-        ("grader", "json", "'json' cannot be imported as a module of yours"),
-        ("grader", "my-grader", "'my-grader' cannot be imported"),
-        ("grader", "class", "'class' cannot be imported"),
-        ("thing", "mine", "is not one of 'study', 'method', 'grader'"),
-    ],
-)
-def test_what_cannot_be_a_name_is_refused(
-    kind: str, name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["new", kind, name]) == 2
-    assert said in capsys.readouterr().err and list(tmp_path.iterdir()) == []
-
-
 def test_without_arguments_three_things_to_try(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([]) == 0
     out, err = capsys.readouterr()

@@ -118,31 +118,6 @@ def test_a_dry_run_writes_nothing(folder, capsys):
     assert sorted(path.name for path in folder.iterdir()) == ["set.jsonl"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere.jsonl"], "nowhere.jsonl does not exist: a source is"),
-        (["set.jsonl"], "no known layout: its columns are ['q', 'gold']"),
-        (["--show", "2"], "--show counts tokens: name the tokenizer with --backbone"),
-        (["--output", "set.jsonl"], "--output set.jsonl exists and was not made by `exgrpo prepare`"),
-        (["--overlap", "0"], "--overlap 0.0 is out of range"),
-        (["--grader", "maths"], "maths"),
-        (["--grader", "python:nowhere:f", "--dry-run"], "cannot import nowhere"),
-        (["set.jsonl", "--output", "set.csv"], "--output set.csv would be a parquet file: name it set.parquet"),
-        (["--decontaminate", "eval/test.jsonl"], "--decontaminate eval/test.jsonl does not exist"),
-        (["--decontaminate", "math600"], "unknown benchmark preset 'math600'. Did you mean 'math500'?"),
-    ],
-)
-def test_what_is_wrong_is_one_line_and_exit_2(folder, capsys, arguments, message):
-    questions(folder, 1)
-    assert run(["prepare", *arguments]) == 2
-    captured = capsys.readouterr()
-    lines = captured.err.strip().splitlines()
-    assert message in lines[-1] and captured.out == ""
-    assert all(line.startswith("exgrpo: reading ") for line in lines[:-1])
-    assert not (folder / "data").exists()
-
-
 def test_the_report_of_a_split_adds_up(folder, capsys):
     rows = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(20)]
     write(folder / "mine.jsonl", *rows, rows[0], {"question": "And?", "answer": None})

@@ -10,15 +10,13 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 import pytest
+from synthetic_run import SyntheticRun, write_config, write_run
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.show.statistics import plot_folders, report_runs
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from synthetic_run import SyntheticRun, write_config, write_run
 
 
 @pytest.fixture(scope="module")
@@ -71,17 +69,6 @@ def test_what_was_asked_for_is_all_that_is_shown(runs: tuple[Path, Path], capsys
     assert "Replay buffer" not in out
     assert exgrpo(["replay-stats", str(runs[0]), "--no-plots", "--what-if", "mu=0.9"]) == 0
     assert re.search(r"run: normal\(0\.5, [\d.]+\) +normal\(0\.9, [\d.]+\)", capsys.readouterr().out)
-
-
-def test_the_history_of_one_question(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    exgrpo(["replay-stats", str(runs[0]), "--json", "--no-plots"])
-    question_id = json.loads(capsys.readouterr().out)["most_replayed"][0]["question_id"]
-    assert exgrpo(["replay-stats", str(runs[0]), "--json", "--no-plots", "--question", question_id[:8]]) == 0
-    told = json.loads(capsys.readouterr().out)["question"]
-    assert told["question_id"] == question_id
-    assert {"collected", "selected"} <= {row["event"] for row in told["events"]}
-    exgrpo(["replay-stats", str(runs[0]), "--no-plots", "--question", question_id])
-    assert f"question {question_id}" in capsys.readouterr().out
 
 
 def write_tokenizer(path: Path) -> None:

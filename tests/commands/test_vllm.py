@@ -20,26 +20,34 @@ RUN_SETTINGS = (
 )  # fmt: skip
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "from exgrpo_cli.main import main; main()", *arguments]
+def command(*arguments: str, ahead: bool = False) -> list[str]:
+    """The command line, by vLLM's scheduler of a GPU where it is to run `ahead`."""
+    first = "import pytest, vllm_pair; vllm_pair.schedule_asynchronously(pytest.MonkeyPatch()); " if ahead else ""
+    return [sys.executable, "-c", f"{first}from exgrpo_cli.main import main; main()", *arguments]
 
 
-def train_command(folder: Path, run: Path, *, steps: int) -> list[str]:
+def train_command(folder: Path, run: Path, *, steps: int, ahead: bool = False) -> list[str]:
     settings = [part for text in RUN_SETTINGS for part in ("--set", text)]
     options = f"--rollout vllm --backbone {folder} --steps {steps} --output {run} --log tensorboard --quiet"
-    return command("train", *options.split(), *settings)
+    return command("train", *options.split(), *settings, ahead=ahead)
 
 
 @pytest.mark.timeout(600)
-def test_a_run_from_the_command_line_killed_and_resumed(vllm_backbone: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("steps", "settings", "ahead"),
+    [(12, (), False), (5, ("lora.rank=8", "lora.sync=adapter"), False), (5, ("rollout.carry_over=0.5",), True)],
+)
+def test_a_run_from_the_command_line_killed_and_resumed(
+    vllm_backbone: Path, tmp_path: Path, steps, settings, ahead: bool
+) -> None:
     """Training with vllm rollouts: fresh weights at every step, the ledger holds the engine's log-probs."""
     from exgrpo_cli.ledger.reader import LedgerReader
 
     run = tmp_path / "run"
-    steps = 12
-    process = subprocess.Popen(
-        train_command(vllm_backbone, run, steps=steps), env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
+    options = [part for text in settings for part in ("--set", text)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1] / "helpers")}
+    started = train_command(vllm_backbone, run, steps=steps, ahead=ahead)
+    process = subprocess.Popen([*started, *options], env=environment)
     deadline = time.monotonic() + 240
     while not (run / "checkpoints" / "latest").exists():
         assert process.poll() is None and time.monotonic() < deadline, "no checkpoint was written"
@@ -48,13 +56,15 @@ def test_a_run_from_the_command_line_killed_and_resumed(vllm_backbone: Path, tmp
     process.wait()
     saved = int((run / "checkpoints" / "latest").read_text().strip().removeprefix("step-"))
     assert 0 < saved < steps
-    subprocess.run(command("train", "--resume", "--output", str(run), "--quiet"), check=True, timeout=300)
+    resumed = command("train", "--resume", "--output", str(run), "--quiet", ahead=ahead)
+    subprocess.run(resumed, check=True, timeout=300, env=environment)
     lines = metrics(run)
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
     assert all(line["policy/logprob_gap_max"] < 1e-4 for line in lines)
     assert all(0.999 < line["policy/tis_weight"] < 1.001 for line in lines)
     assert sum(line["replay/used"] for line in lines) > 0
     assert sum(line["optim/updates_applied"] for line in lines) == 2 * steps
+    assert not ahead or max(line["rollout/versions_max"] for line in lines) > 1
     trajectories = LedgerReader(run / "replay").trajectories().to_pylist()
     assert {row["logprob_source"] for row in trajectories} == {"engine"}
     assert list((run / "tensorboard").iterdir())
@@ -66,6 +76,7 @@ def test_a_run_from_the_command_line_killed_and_resumed(vllm_backbone: Path, tmp
     [
         ("exgrpo", ("optim.zero_stage=3",)),
         ("exgrpo", ("rollout.tensor_parallel=2", "optim.zero_stage=2")),
+        ("exgrpo", ("rollout.tensor_parallel=2", "optim.zero_stage=2", "lora.rank=6", "lora.sync=adapter")),
         ("headroom-drift", ("replay.max_drift=0.5",)),
         ("repo", ("replay.min_stored=4", "arithmetic.num_train=16")),
     ],

@@ -1,6 +1,8 @@
 """Settings of replay that contradict each other: each refusal names both, the reason and what to use instead."""
 
 import tomllib
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -13,70 +15,20 @@ ROWS = ("composition=append", "store=all")
 REFILL = ("composition=refill", "store=all")
 LIKELIHOOD = "objective.replay_surrogate=likelihood"
 
-REFUSED = [
-    # Settings of `replay` (or of the section named), then what the line must say.
-    (("store=all",), ["replay.store = 'all'", "belongs to composition = 'join' or 'append' or 'refill'"]),
-    (
-        ("composition=append", "unit=group"),
-        ["replay.unit = 'group'", "replay.store = 'successes'", "unit at 'row'"],
-    ),
-    (
-        ("composition=refill", "store=successes"),
-        ["replay.store = 'successes' is not known", "not to composition = 'refill'"],
-    ),
-    ((*GROUPS, "max_per_question=2"), ["replay.unit = 'group'", "replay.max_per_question = 2", "capacity"]),
-    ((*REFILL, "rollout.max_rounds=3"), ["replay.composition = 'refill'", "rollout.max_rounds = 3", "at 1"]),
-    (("store=none",), ["replay.store = 'none'", "replay.warm_start = ''", "--replay-from"]),
-    (("store=none", "warm_start=x", "collect_before_start=true"), ["replay.collect_before_start = True", "at false"]),
-    (("optim.offload_during_rollouts=true", "optim.engine=deepspeed"), ["optim.engine = 'deepspeed'", "optim.offload"]),
-    (("lower_bound=-1",), ["replay.lower_bound = -1", "replay.store = 'successes'", "store = 'all'"]),
-    (("per_question=8",), ["replay.per_question = 8", "rollout.group_size = 8", "'join'"]),
-    (("advantage_over=own",), ["replay.advantage_over = 'own'", "replay.per_question = 1", "set replay.per_question"]),
-    (("metric=reward",), ["replay.metric = 'reward'", "replay.store = 'successes'", "store = 'all' or 'none'"]),
-    (("prioritty=reward",), ["unknown key replay.prioritty. Did you mean 'replay.priority'?"]),
-    ((*ROWS, "draw=top", "exponent=0.5"), ["replay.exponent = 0.5", "replay.draw = 'top'", "'proportional'"]),
-    ((*ROWS, "draw=top", "bias_correction=0.4"), ["replay.bias_correction = 0.4", "replay.draw = 'top'", "leave"]),
-    ((*ROWS, "priority=latest"), ["replay.priority = 'latest'", "replay.draw = 'proportional'", "draw = 'top'"]),
-    ((*ROWS, "priority=signal"), ["replay.priority = 'signal'", "replay.unit = 'row'", "unit = 'group'"]),
-    ((*ROWS, "priority=python:a:b"), ["replay.priority = 'python:a:b'", "replay.capacity = 0", "replay.max_age"]),
-    ((*ROWS, "max_drift=0.1"), ["replay.max_drift = 0.1", "replay.capacity = 0", "replay.max_age"]),
-    (
-        ("eviction=lowest-priority", "capacity=9"),
-        ["'lowest-priority'", "belongs to composition = 'append' or 'refill'"],
-    ),
-    (
-        (*ROWS, "eviction=lowest-priority", "priority=python:a:b", "capacity=9"),
-        ["replay.eviction = 'lowest-priority'", "replay.priority = 'python:a:b'", "'uniform' or 'latest'"],
-    ),
-    (("sigma=0.0",), ["replay.sigma = 0.0 is out of range: use a finite number above 0"]),
-    (("metric=entropy",), ["replay.metric = 'entropy' is not known. Did you mean 'ent'"]),
-    (("sampler=lineer",), ["replay.sampler = 'lineer' is not known. Did you mean 'linear'"]),
-    (("eviction=oldst",), ["replay.eviction = 'oldst' is not known", "Did you mean 'oldest'"]),
-    (("warmup_steps=3",), ["replay.warmup_steps = 3", "replay.collect_before_start = False", "= true"]),
-    (("retirement=false", "retire_at=3"), ["replay.retire_at = 3", "replay.retirement = False", "= true"]),
-    (("objective.baseline=history",), ["objective.baseline = 'history'", "= True", "replay.enabled = false"]),
-    (("lower_bound=4", "upper_bound=4"), ["replay.lower_bound = 4", "replay.upper_bound = 4", "raise the other"]),
-    (("upper_bound=8",), ["replay.upper_bound = 8", "replay.retirement = True", "below K", "retirement = false"]),
-    (("composition=join", "min_stored=9", "max_per_question=4"), ["replay.min_stored = 9", "= 4", "at most"]),
-    (
-        (*ROWS, "draw=top", "priority=python:a:b", "capacity=9", "age_decay=5"),
-        ["age_decay = 5.0", "replay.priority = 'python:a:b' and replay.draw = 'top'", "units.step"],
-    ),
-    (("retire_at=5", "upper_bound=5"), ["replay.upper_bound = 5", "replay.retire_at = 5", "below"]),
-    ((*ROWS, LIKELIHOOD), ["objective.replay_surrogate = 'likelihood'", "replay.store = 'all'", "'successes'"]),
-    ((LIKELIHOOD, "objective.importance=old"), ["= 'likelihood'", "objective.importance = 'old'", "at 'behaviour'"]),
-    (("objective.replay_surrogate=raw", "objective.shaping=false"), ["objective.shaping = False", "at true"]),
-]
+REFUSED = tomllib.loads(Path(__file__).with_name("contradictions.toml").read_text())
 
 
-def assignments(settings: tuple[str, ...]) -> list[str]:
-    return [text if text.startswith(("objective.", "rollout.", "optim.")) else f"replay.{text}" for text in settings]
+def assignments(settings: Sequence[str]) -> list[str]:
+    return [
+        text if text.startswith(("objective.", "rollout.", "optim.", "backbone.")) else f"replay.{text}"
+        for text in settings
+    ]
 
 
-@pytest.mark.parametrize(("settings", "said"), REFUSED)
-def test_contradictions_are_refused_in_one_line(settings: tuple[str, ...], said: list[str]) -> None:
+@pytest.mark.parametrize(("settings", "said"), REFUSED.items())
+def test_contradictions_are_refused_in_one_line(settings: str, said: list[str]) -> None:
     with pytest.raises(InputError) as refused:
-        build_config(assignments=assignments(settings))
+        build_config(assignments=assignments(settings.split()))
     assert all(part in str(refused.value) for part in said), str(refused.value)
     assert "\n" not in str(refused.value)
 

@@ -1,6 +1,7 @@
 """The transformers generator against a row-by-row sampler without cache, batch or tricks, in float64."""
 
 import gc
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +24,7 @@ from slow_sampler import (
 from transformers import DynamicCache, PreTrainedModel
 
 from exgrpo_cli.base.errors import InputError, RunError
-from exgrpo_cli.base.types import Rollout, SamplingParams, StopReason
+from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason
 from exgrpo_cli.engines.hf import cache as slots
 from exgrpo_cli.engines.hf import prompts
 from exgrpo_cli.engines.hf.generator import HFGenerator
@@ -110,6 +111,53 @@ def test_finished_rollouts_are_handed_over_once_each_as_they_end() -> None:
     assert len(heard) == 20
     assert all(groups[index][rollout.member] is rollout for index, rollout in heard)
     assert [id(rollout) for _, rollout in heard] != [id(rollout) for rollout in flat(groups)], "in order of ending"
+
+
+@pytest.mark.parametrize("every", [1, 8])
+def test_what_has_ended_is_handed_over_at_whatever_step_the_others_are_cut_short(every: int, monkeypatch) -> None:
+    """A GPU looks for ends every eight tokens, ranks stop together: between two looks too, as at the seventh here."""
+    monkeypatch.setattr("exgrpo_cli.engines.hf.generator.check_every", lambda device: every)
+    heard, steps, expected = [], itertools.count(), flat(sampled(build_model(), replace(PARAMS, max_new_tokens=7)))
+    generator = HFGenerator(build_model(), eos_ids=EOS)
+    groups = generator.generate(requests(), PARAMS, lambda _, one: heard.append(one), lambda _: next(steps) == 7)
+    ended = [rollout for rollout in flat(groups) if not rollout.is_unfinished]
+    assert 0 < len(ended) == sum(rollout.stop_reason is StopReason.EOS for rollout in expected) < 20
+    assert {id(rollout) for rollout in heard} == {id(rollout) for rollout in ended} and len(heard) == len(ended)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("max_rows", [3, 256])
+def test_rollouts_that_are_cut_short_go_on_as_if_they_were_not(dtype: torch.dtype, max_rows: int) -> None:
+    """By the reference and by the native step: after 5 ends the others are asked for again, behind their tokens."""
+    model = build_model(dtype=dtype)
+    generator, params = HFGenerator(model, max_rows=max_rows, eos_ids=EOS), replace(PARAMS, entropies=True)
+    whole = generator.generate(requests(), params)
+    cut = generator.generate(requests(), params, enough=lambda ended: len(ended) >= 5)
+    left = [rollout for rollout in flat(cut) if rollout.is_unfinished]
+    assert 5 <= 20 - len(left) < 20 and any(len(each.token_ids) for each in left)
+    assert all(len(each.token_ids) < 14 for each in left) and (
+        max_rows == 256 or not all(len(each.token_ids) for each in left)
+    )
+    asked = [
+        RolloutRequest(
+            question_id=request.question_id,
+            prompt_ids=np.concatenate([request.prompt_ids, rollout.token_ids]),
+            seeds=(request.seeds[rollout.member],),
+            drawn=len(rollout.token_ids),
+        )
+        for request, group in zip(requests(), cut, strict=True)
+        for rollout in group
+        if rollout.is_unfinished
+    ]
+    generator.weight_version = 1
+    more = iter(flat(generator.generate(asked, params)))
+    for own, expected in zip(flat(cut), flat(whole), strict=True):
+        found = own.then(next(more)) if own.is_unfinished else own
+        assert found.token_ids.tolist() == expected.token_ids.tolist() and found.stop_reason is expected.stop_reason
+        np.testing.assert_allclose(found.engine_logprobs, expected.engine_logprobs, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(found.engine_entropies, expected.engine_entropies, rtol=0, atol=1e-5)
+        assert found.earlier == (((0, len(own.token_ids)),) if own.is_unfinished and len(own.token_ids) else ())
+        assert (found.member, found.weight_version) == (own.member, int(own.is_unfinished))
 
 
 def test_keys_and_values_are_given_back_when_the_last_rollout_has_ended() -> None:

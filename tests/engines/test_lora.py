@@ -155,6 +155,12 @@ def test_targets_that_the_model_has_not_are_refused(targets: str, said: str) -> 
     assert len(adapter_weights(build_policy(build_model(), lora=replace(LORA, targets="q_proj, v_proj")).model)) == 8
 
 
+def test_transformers_that_ask_for_a_newer_peft_train_an_adapter_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.integrations.peft.MIN_PEFT_VERSION", "99")
+    policy = build_policy(build_model(), lora=LORA, objective=ObjectiveSettings(kl_coefficient=0.5))
+    assert policy.update(minibatch()).applied
+
+
 def test_without_peft_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(InputError, match=r"lora.rank = 3 needs peft .*: pip install .*\[lora\]'"):

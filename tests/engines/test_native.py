@@ -172,8 +172,8 @@ def test_a_policy_that_diverged_is_named(from_the_start: bool, monkeypatch) -> N
     if from_the_start:
         weight.detach()[0, 0] = torch.nan
     else:
-        packed = native.NativeModel._packed
-        monkeypatch.setattr(native.NativeModel, "_packed", lambda *given: packed(*given).fill_(torch.nan))
+        packed = native.packed
+        monkeypatch.setattr(native, "packed", lambda *given: packed(*given).fill_(torch.nan))
     with pytest.raises(RunError, match=r"logits are NaN.*lower optim\.learning_rate"):
         generator.generate(requests(), PARAMS)
 

@@ -14,13 +14,21 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import varlen
 
-from exgrpo_cli.algo import batching
+from exgrpo_cli.algo import batching, cpu
 from exgrpo_cli.algo.batching import MiniBatch, packed_batches, shared_prefix
+from exgrpo_cli.base.errors import ToolkitWarning
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, TokenSequence
 from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.engines.policy import packing
-from exgrpo_cli.engines.policy.packing import causal_attention, pack, packed_causal, repeats_keys, takes_segments
+from exgrpo_cli.engines.policy.packing import (
+    causal_attention,
+    pack,
+    packed_causal,
+    proved_segments,
+    repeats_keys,
+    takes_segments,
+)
 
 EXAMPLES = np.arange(7, 16, dtype=np.int32)
 
@@ -62,11 +70,13 @@ def update() -> MiniBatch:
 
 @pytest.mark.parametrize(("microbatch_tokens", "checkpointing"), [(34, False), (1000, True)])
 def test_nothing_moves(microbatch_tokens: int, checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither by what is shared, nor with segments, as a GPU runs attention, in the place of blocks."""
+    """Neither by what is shared, nor by padding, nor with segments, as a GPU runs attention, in the place of blocks."""
     monkeypatch.setattr(packing, "varlen_attn", documented)
     scored, moved = [], []
-    for by_segments, shortest, most_repeated in product((False, True), (1000, len(EXAMPLES)), (1000, 0)):
+    ways = product((False, True), (False, True), (1000, len(EXAMPLES)), (1000, 0))
+    for by_segments, padded, shortest, most_repeated in ways:
         monkeypatch.setattr(packing, "takes_segments", lambda parts, chosen=by_segments: chosen)
+        monkeypatch.setattr(cpu, "onednn_pays", lambda chosen=padded: chosen)
         monkeypatch.setattr(batching, "SHORTEST_PREFIX", shortest)
         monkeypatch.setattr(batching, "MOST_REPEATED", most_repeated)
         model = build_model()
@@ -84,6 +94,7 @@ def test_nothing_moves(microbatch_tokens: int, checkpointing: bool, monkeypatch:
 
 def test_inputs_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batching, "SHORTEST_PREFIX", 3)
+    monkeypatch.setattr(cpu, "onednn_pays", lambda: False)
 
     prompts = [prompt(*tokens) for tokens in ((4, 5, 6, 1), (4, 5, 6, 2, 2), (4, 5, 6), (4, 5, 6, 1))]
     rows = [TokenSequence(prompt_ids=each, response_ids=prompt(0, 0, 0)) for each in prompts]
@@ -93,6 +104,11 @@ def test_inputs_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert packed.input_ids.tolist() == [[4, 5, 6, 1, 0, 0, 2, 2, 0, 0, 0, 0, 0, 0]]
     assert packed.position_ids.tolist() == [[0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 3, 4, 4, 5]]
     assert packed.predicting.tolist() == [3, 4, 5, 7, 8, 9, 2, 10, 11, 3, 12, 13]
+    # Where rows of a product are padded, the batch is: 14 to 32.
+    monkeypatch.setattr(cpu, "onednn_pays", lambda: True)
+    padded = pack(rows, torch.device("cpu"))
+    assert padded.input_ids.tolist() == [packed.input_ids[0].tolist() + [0] * 18]
+    assert padded.predicting.tolist() == packed.predicting.tolist()
     assert packed_batches(rows, 14) == [[0, 3, 1, 2]]
     # The shared tokens come again with every micro-batch: 3 + 5 and 3 + 4 + 2.
     assert packed_batches(rows, 13) == [[0, 3, 1], [2]]
@@ -158,6 +174,18 @@ def test_segments_are_for_gpus_and_narrow_weights(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(packing, "varlen_attn", None)
     assert not takes_segments(narrow)
+
+
+def test_segments_are_proved_in_the_precision_of_the_run_or_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = split_causal_lm(build_model(torch.bfloat16))
+    monkeypatch.setattr(packing, "takes_segments", lambda parts: True)
+    monkeypatch.setattr(packing, "varlen_attn", documented)
+    assert proved_segments(parts)
+    # Keys that are one place off.
+    shifted = lambda query, key, *others, **options: documented(query, key.roll(1, 0), *others, **options)  # noqa: E731
+    monkeypatch.setattr(packing, "varlen_attn", shifted)
+    with pytest.warns(ToolkitWarning, match="away from float32, that by blocks .*: rows are packed in blocks"):
+        assert not proved_segments(parts)
 
 
 def test_no_mask_goes_to_the_kernel_that_writes_out_all_scores() -> None:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -41,13 +42,19 @@ class Counting:
         self.asked: list[tuple[str, tuple[int, ...]]] = []
         self._pause = pause
 
-    def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[list[Rollout]]:
+    def generate(
+        self, requests: Sequence[RolloutRequest], params: SamplingParams, on_finished: Any = None, enough: Any = None
+    ) -> list[list[Rollout]]:
         time.sleep(self._pause)
         self.asked = [(request.question_id, request.seeds) for request in requests]
-        return [
+        groups = [
             [rollout(request.question_id, member, seed) for member, seed in enumerate(request.seeds)]
             for request in requests
         ]
+        for index, group in enumerate(groups if on_finished else ()):
+            for each in reversed(group):
+                on_finished(index, each)
+        return groups
 
 
 def rollout(question_id: str, member: int, seed: int) -> Rollout:
@@ -103,18 +110,24 @@ def test_all_ranks_get_the_rollouts_of_one(num_ranks: int, together: int) -> Non
     alone = Counting().generate(requests(), PARAMS)
 
     def work(ranks: Ranks) -> Any:
-        generator = RankedGenerator(Counting(), ranks, tensor_parallel=together)
-        return generator.generate(requests(), PARAMS), generator.local.asked, generator.take_idle_seconds()
+        generator, told = RankedGenerator(Counting(), ranks, tensor_parallel=together), []
+        groups = generator.generate(requests(), PARAMS, lambda *each: told.append(each))
+        return groups, generator.local.asked, generator.take_idle_seconds(), told
 
     results = on_ranks(num_ranks, work)
-    for groups, asked, idle in results:
+    # Each rollout is told as it ends, at its place, on one of the ranks that sampled it.
+    everything = [each for _, _, _, told in results for each in told]
+    assert len(everything) == 23 and all(told for _, _, _, told in results)
+    for index, own in everything:
+        assert own.token_ids.tolist() == alone[index][own.member].token_ids.tolist()
+    for groups, asked, idle, _ in results:
         assert [[(r.question_id, r.member, r.token_ids.tolist()) for r in group] for group in groups] == [
             [(r.question_id, r.member, r.token_ids.tolist()) for r in group] for group in alone
         ]
         assert idle == results[0][2] >= 0
         # The longest are asked for first.
         assert asked[0][0] == "6"
-    seeds = [seed for _, asked, _ in results[::together] for _, own in asked for seed in own]
+    seeds = [seed for _, asked, *_ in results[::together] for _, own in asked for seed in own]
     assert sorted(seeds) == sorted(seed for request in requests() for seed in request.seeds)
     assert all(results[rank][1] == results[rank - rank % together][1] for rank in range(num_ranks))
 
@@ -139,3 +152,39 @@ def test_ranks_that_wait_are_counted() -> None:
 
     for told, again in on_ranks(2, work):
         assert (again, told > 0.05) == (0.0, True)
+
+
+class Stepping(Counting):
+    """Decodes a token of each row a step, until all are whole or there are enough."""
+
+    def generate(
+        self, requests: Sequence[RolloutRequest], params: SamplingParams, on_finished: Any, enough: Any
+    ) -> Any:
+        groups, step, ended = super().generate(requests, params), 0, set[tuple[int, int]]()
+        places = [(at, row.member, len(row.token_ids)) for at, group in enumerate(groups) for row in group]
+        while len(ended) < len(places) and not enough(ended):
+            step += 1
+            ended = {(at, member) for at, member, tokens in places if tokens <= step}
+        return [[cut(row, step) for row in group] for group in groups]
+
+
+def cut(row: Rollout, step: int) -> Rollout:
+    reason = StopReason.EOS if len(row.token_ids) <= step else StopReason.UNFINISHED
+    return replace(row, token_ids=row.token_ids[:step], engine_logprobs=row.engine_logprobs[:step], stop_reason=reason)
+
+
+@pytest.mark.parametrize(("num_ranks", "together"), [(1, 1), (3, 1), (4, 2)])
+def test_ranks_stop_after_as_many_steps_each(num_ranks: int, together: int) -> None:
+    """Nine rows have ended after 31 steps, at the second meeting, and not after 15."""
+
+    def work(ranks: Ranks) -> Any:
+        generator = RankedGenerator(Stepping(), ranks, tensor_parallel=together)
+        return generator.generate(requests(), PARAMS, enough=lambda ended: len(ended) >= 9)
+
+    results = on_ranks(num_ranks, work)
+    ends = [[(row.member, len(row.token_ids), row.is_unfinished) for row in group] for group in results[0]]
+    whole = [[len(row.token_ids) for row in group] for group in Counting().generate(requests(), PARAMS)]
+    assert ends == [[(m, min(31, n), n > 31) for m, n in enumerate(group)] for group in whole]
+    assert sum(n <= 15 for group in whole for n in group) < 9 <= sum(n <= 31 for group in whole for n in group)
+    for groups in results[1:]:
+        assert [[(row.member, len(row.token_ids), row.is_unfinished) for row in group] for group in groups] == ends

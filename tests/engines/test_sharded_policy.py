@@ -107,6 +107,14 @@ def test_weights_gradients_and_optimizer_take_what_is_planned(job: str, tmp_path
     assert plan.weights + plan.gradients + plan.optimizer == pytest.approx(found["bytes"], rel=0.02)
 
 
+@pytest.mark.engines
+def test_gradients_of_ranks_are_summed_in_float32(tmp_path: Path) -> None:
+    """256 and 1 are 256 in bfloat16."""
+    done = two_ranks("sum2-bfloat16", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "sum.json").read_text()) == pytest.approx(257, rel=1e-6)
+
+
 OFFLOADED = ("optim.zero_stage=1", "optim.offload=true")
 ALL_AT_ONCE = (
     "optim.zero_stage=3", "backbone.dtype=bfloat16", "backbone.gradient_checkpointing=true",
@@ -185,6 +193,25 @@ def test_the_names_inside_deepspeed_that_are_patched_are_there() -> None:
     assert step_calls(DeepSpeedZeroOptimizer_Stage3, "_get_norm_groups")
     assert step_calls(BF16_Optimizer, "get_grads_for_norm")
     assert SHARED_MEMORY_EXTENSION in ops.__compatible_ops__
+
+
+def test_what_deepspeed_prints_at_its_import_spoils_no_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from exgrpo_cli.engines.policy.deepspeed import require_deepspeed
+
+    # Without a CUDA toolkit the builders of its kernels say so.
+    (tmp_path / "deepspeed.py").write_text(
+        "import logging, types\nprint('[WARNING] no nvcc')\nops = types.SimpleNamespace(__compatible_ops__={})\n"
+        "utils = types.SimpleNamespace(logger=logging.getLogger('stub'))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "deepspeed", raising=False)
+    try:
+        require_deepspeed(torch.device("cpu"))
+    finally:
+        sys.modules.pop("deepspeed", None)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

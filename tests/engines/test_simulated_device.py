@@ -83,14 +83,25 @@ def figures() -> dict[str, Any]:
     return dict(json.loads(printed))
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", ["false", "true"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rank", [-1, 8])
 def test_memory_is_planned_within_a_tenth_of_what_is_alive(dtype, checkpointing, rank, figures) -> None:
     phases = figures[f"memory-{dtype}-{checkpointing}-{rank}"]
-    assert set(phases) == {"rollouts", "scoring", "update"}
-    for phase, (planned, alive) in phases.items():
+    assert set(phases) == {"drawing", "sync", "rollouts", "asleep", "scoring", "update"}
+    # An adapter is merged one weight at a time on its way to the sampler: much of so small a model, and in no plan.
+    for phase in phases.keys() - {"sync"}:
+        planned, alive = phases[phase]
         assert 0.9 <= planned / alive <= 1.1, (phase, planned, alive)
+
+
+@pytest.mark.parametrize("vocab", [2000, 100])
+def test_a_mixed_step_beside_an_engine_that_takes_the_rest_of_the_card_is_planned(vocab, figures) -> None:
+    """Candidates are scored while the engine sleeps; of a small vocabulary a layer takes more than the logits."""
+    phases = figures[f"mixed-{vocab}"]
+    planned, alive = (max(each[side] for each in phases.values()) for side in (0, 1))
+    assert 0.9 <= planned / alive <= 1.1
+    assert 0.9 <= phases["drawing"][0] / phases["drawing"][1] <= 1.1
 
 
 def test_the_host_seldom_waits_and_results_are_those_of_the_cpu(figures: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import torch
 from vllm_pair import MARKS, gaps, opened
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason
+from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason, TokenSequence
 from exgrpo_cli.config.sections.run import BackboneSettings
 from exgrpo_cli.engines.policy.policy import Policy
 
@@ -194,3 +194,31 @@ def test_what_cannot_be_served_is_refused_before_the_start(vllm_backbone: Path, 
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match=r"heads of size 16; vLLM on the CPU has kernels for 32, 64"):
         open_llm(VLLMSettings(folder=tmp_path, **settings))
+
+
+def test_rollouts_that_are_cut_short_go_on_behind_their_tokens(policy: Policy, generator: Any) -> None:
+    """After 3 ends the others come as far as they are; all log-probs are those that the trainer finds of the whole."""
+    # The first group has 5 tokens left, so that it is the first to end.
+    asked, params = [request(number, tokens=40) for number in range(3)], replace(PARAMS, temperature=TEMPERATURE)
+    asked[0] = replace(asked[0], drawn=35)
+    cut = generator.generate(asked, params, enough=lambda ended: len(ended) >= 3)
+    left = [(own, rollout) for own, group in zip(asked, cut, strict=True) for rollout in group if rollout.is_unfinished]
+    left = [each for each in left if not each[0].drawn]
+    assert 0 < len(left) <= 8 and all(0 < len(rollout.token_ids) < 40 for _, rollout in left)
+    more = generator.generate(
+        [
+            RolloutRequest(
+                question_id=own.question_id,
+                prompt_ids=np.concatenate([own.prompt_ids, rollout.token_ids]),
+                seeds=(own.seeds[rollout.member],),
+                drawn=len(rollout.token_ids),
+            )
+            for own, rollout in left
+        ],
+        params,
+    )
+    for (own, rollout), (rest,) in zip(left, more, strict=True):
+        whole = rollout.then(rest)
+        assert whole.stop_reason is (StopReason.LENGTH if len(whole.token_ids) == 40 else StopReason.EOS)
+        (scores,) = policy.score([TokenSequence(prompt_ids=own.prompt_ids, response_ids=whole.token_ids)])
+        np.testing.assert_allclose(whole.engine_logprobs, scores.logprobs, rtol=0, atol=1e-4)

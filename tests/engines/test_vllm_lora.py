@@ -1,26 +1,32 @@
-"""vLLM on the CPU beside an adapted policy: merged on the way, proved as any other sync."""
+"""vLLM on the CPU beside an adapted policy, merged on the way or handed the adapter alone: proved as any other sync."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from vllm_pair import MARKS, gaps, opened
 
-from exgrpo_cli.base.errors import RunError
+from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import RolloutRequest, SamplingParams
+from exgrpo_cli.config.sections.run import BackboneSettings, LoraSettings
 from exgrpo_cli.engines.policy.policy import Policy
+from exgrpo_cli.engines.vllm.proof import MAX_GAPS
 
 pytestmark = MARKS
 PROMPT = np.arange(5, 37, dtype=np.int32)
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=[(dtype, sync) for dtype in MAX_GAPS for sync in ("merged", "adapter")])
 def pair(request: pytest.FixtureRequest, vllm_backbone: Path) -> Iterator[tuple[Policy, Any]]:
-    with opened(vllm_backbone, PROMPT, dtype=request.param, rank=4, max_tokens=100, max_rows=8) as both:
+    dtype, sync = request.param
+    # Rank 6 of the 8 that vLLM makes room for.
+    with opened(vllm_backbone, PROMPT, dtype=dtype, rank=6, sync=sync, max_tokens=100, max_rows=8) as both:
         yield both
 
 
@@ -40,7 +46,7 @@ def test_rollouts_are_those_of_the_adapted_policy_after_each_sync(pair: tuple[Po
         move(policy)
         groups = generator.generate(asked, params)
         before = gaps(policy, asked, groups).mean()
-        generator.sync(policy.named_weights(), version, policy.score)
+        generator.sync(policy.sampled_weights(), version, policy.score)
         after = gaps(policy, asked, generator.generate(asked, params)).mean()
         assert after < before / 3 and after < {torch.float32: 1e-4, torch.bfloat16: 0.1}[policy.model.dtype]
 
@@ -52,15 +58,79 @@ def test_a_fault_inside_the_adapter_stops_the_run(pair: tuple[Policy, Any]) -> N
     base = policy.model.state_dict()
 
     def wrong() -> Iterator[tuple[str, Tensor]]:
-        for name, weight in policy.named_weights():
-            own = base.get(f"{name.removesuffix('.weight')}.base_layer.weight") if ".layers.0.mlp." in name else None
-            yield name, weight if own is None else own
+        for name, weight in policy.sampled_weights():
+            if ".layers.0.mlp." in name:
+                weight = base.get(f"{name.removesuffix('.weight')}.base_layer.weight", weight)
+                weight = weight * 0 if ".lora_B." in name else weight
+            yield name, weight
 
     if policy.model.dtype == torch.float32:
         with pytest.raises(RunError, match="log-probs of fixed tokens differ from the trainer's"):
             generator.sync(wrong(), 3, policy.score)
-    generator.sync(policy.named_weights(), 3, policy.score)
-    lacking = (each for each in policy.named_weights() if "layers.1.mlp.up_proj" not in each[0])
+    generator.sync(policy.sampled_weights(), 3, policy.score)
+    lacking = (each for each in policy.sampled_weights() if "layers.1.mlp.up_proj" not in each[0])
     with pytest.raises(RunError, match=r"weights were not sent to the rollout engine, 'model.layers.1.mlp.up_proj"):
         generator.sync(lacking, 4, policy.score)
-    generator.sync(policy.named_weights(), 4, policy.score)
+    generator.sync(policy.sampled_weights(), 4, policy.score)
+
+
+ADAPTER = pytest.mark.parametrize("pair", [(dtype, "adapter") for dtype in MAX_GAPS], indirect=True)
+
+
+@ADAPTER
+@pytest.mark.parametrize(
+    "fault", ["model.layers.1.mlp.up_proj.lora_B.weight", "model.layers.0.self_attn.k_proj.lora_A.weight", "frozen", ""]
+)
+def test_a_bit_of_an_adapter_or_below_it_and_one_that_is_not_taken_stop_the_run(
+    pair: tuple[Policy, Any], monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    policy, generator = pair
+    move(policy)
+
+    def flipped(weight: Tensor) -> Tensor:
+        changed = weight.clone()
+        changed.view(-1)[5] = torch.nextafter(changed.view(-1)[5], torch.full_like(changed.view(-1)[5], 9.0))
+        return changed
+
+    def write(factors: dict[str, Tensor], file: Path) -> None:
+        save_file({name: flipped(each) if name.endswith(fault) else each for name, each in factors.items()}, file)
+
+    with monkeypatch.context() as patched:
+        if ".lora_" in fault:
+            patched.setattr("exgrpo_cli.engines.vllm.generator.save_file", write)
+        elif fault:
+            norm = generator.llm.apply_model(lambda model: model.model.norm.weight)[0]
+            patched.setattr(norm, "data", flipped(norm.data))
+        else:
+            patched.setattr(generator.llm.llm_engine, "add_lora", lambda request: True)
+        named = {"frozen": "model.norm.weight", "": "model.layers.0.self_attn.q_proj.lora_B.weight"}.get(fault, fault)
+        with pytest.raises(RunError, match=f"weight '{named}' did not reach the rollout engine"):
+            generator.sync(policy.sampled_weights(), 5, policy.score)
+    generator.sync(policy.sampled_weights(), 5, policy.score)
+
+
+@ADAPTER
+def test_weights_below_an_adapter_rest_in_main_memory(pair: tuple[Policy, Any], monkeypatch) -> None:
+    """They are not sent again: level 2 would lose them."""
+    levels: list[int] = []
+    monkeypatch.setattr(pair[1].llm, "sleep", lambda level: levels.append(level))
+    pair[1].sleep()
+    pair[1].sync(pair[0].sampled_weights(), 6, pair[0].score)
+    assert levels == [1]
+
+
+def test_what_vllm_cannot_adapt_is_refused(pair: tuple[Policy, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from exgrpo_cli.engines.vllm import generator as engine
+
+    settings, names = pair[1]._settings, pair[1]._names | {"model.layers.0.mlp.gate.lora_A.weight"}
+    monkeypatch.setattr(engine, "open_llm", lambda settings: pair[1].llm)
+    monkeypatch.setattr(engine, "names_of", lambda settings: names)
+    monkeypatch.setattr(engine.VLLMGenerator, "close", lambda self: None)
+    with pytest.raises(InputError, match=r"vLLM cannot adapt model\.layers\.0\.mlp\.gate: use lora\.sync = merged"):
+        engine.VLLMGenerator(settings, eos_ids=(0,), canary=pair[1]._canary)
+    monkeypatch.undo()
+    on_gpu = replace(
+        settings, device="cuda", backbone=BackboneSettings(dtype="float32"), lora=LoraSettings(rank=4, sync="adapter")
+    )
+    with pytest.raises(InputError, match=r"lora.sync = adapter takes backbone.dtype = bfloat16 on a GPU, not"):
+        engine.open_llm(on_gpu)

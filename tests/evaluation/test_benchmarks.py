@@ -110,37 +110,9 @@ def test_own_file_may_be_of_any_known_format(tmp_path):
             benchmark_questions(own_benchmark("mine"), write(path, *rows))
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"choices": {"text": ["red", "blue", "green"], "label": ["1", "2", "3"]}, "answerKey": "2"},  # ARC
-        {"options": ["red", "blue"], "answer": "B", "answer_index": 1},  # MMLU-Pro
-        {"Correct Answer": "blue", **{f"Incorrect Answer {n}": f"shade {n}" for n in (1, 2, 3)}},  # GPQA
-    ],
-)
-def test_gold_letter_follows_the_shuffled_option(tmp_path, row):
-    letters = set()
-    for seed in range(12):
-        path = write(tmp_path / "quiz.parquet", {"question": "Colour?", **row})
-        read = benchmark_questions(choice_benchmark(seed), path)
-        (question,) = read.questions
-        options = read.records[0].options
-        assert options["ABCD".index(question.answer)] == "blue"
-        assert f"\n{question.answer}. blue" in question.prompt[-1].content
-        letters.add(question.answer)
-    assert len(letters) > 1
-
-
 def test_option_order_does_not_depend_on_the_place_in_the_file(tmp_path):
     rows = [{"question": f"Q{n}", "options": ["a", "b", "c", "d", "e"], "answer": "A"} for n in range(5)]
     paths = write(tmp_path / "1.parquet", *rows), write(tmp_path / "2.parquet", *rows[::-1])
     read = [benchmark_questions(choice_benchmark(), path).records for path in paths]
     forward, backward = ({record.question.id: record.options for record in records} for records in read)
     assert forward == backward and len(set(forward.values())) > 1
-
-
-def test_options_that_cannot_be_told_apart_are_asked_as_they_are(tmp_path):
-    path = write(tmp_path / "quiz.parquet", verl("quiz")("Colour? Either red, or blue", "B"))
-    read = benchmark_questions(choice_benchmark(), path)
-    assert read.questions[0].prompt[-1].content == "Colour? Either red, or blue"
-    assert read.records[0].options is None

@@ -9,38 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from odd_values import changed
 from stored_results import with_successes
 
 from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.commands import run
 from exgrpo_cli.evaluation.comparison import compare
-from exgrpo_cli.evaluation.models import choose_model
 from exgrpo_cli.evaluation.results import ResultsFolder
 
 FILES = ("protocol.json", "questions.jsonl", "records.jsonl", "results.json")
-VALUES = (None, "x", -1, 10**30, [], {}, True, 0.5, "correct", [[[]]])
 TRIALS = 150
 
 
-def places(value: Any, so_far: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    inside = (
-        list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
-    )
-    return [*([so_far] if so_far else []), *(place for key, own in inside for place in places(own, (*so_far, key)))]
-
-
 def other_value(lines: list[str], at: int, rng: random.Random) -> list[str]:
-    whole = json.loads("".join(lines)) if lines[0] == "{\n" else json.loads(lines[at])
-    place = rng.choice(places(whole))
-    holder = whole
-    for key in place[:-1]:
-        holder = holder[key]
-    if rng.random() < 0.2:
-        del holder[place[-1]]
-    else:
-        holder[place[-1]] = rng.choice(VALUES)
-    made = json.dumps(whole) + "\n"
-    return [made] if lines[0] == "{\n" else [*lines[:at], made, *lines[at + 1 :]]
+    if lines[0] == "{\n":
+        return [json.dumps(changed(json.loads("".join(lines)), rng)) + "\n"]
+    return [*lines[:at], json.dumps(changed(json.loads(lines[at]), rng)) + "\n", *lines[at + 1 :]]
 
 
 def damage(path: Path, rng: random.Random) -> str:
@@ -135,15 +119,3 @@ def test_a_gold_that_changed_under_stored_verdicts_is_refused(tmp_path):
     ResultsFolder(path).write_stamp(stamp)
     with pytest.raises(InputError, match=r"questions\.jsonl is not what would be asked now \(first: question q1\)"):
         ResultsFolder.create(path, stamp, asked)
-
-
-@pytest.mark.parametrize("name", ["{run}@", "{run}@nothing", "{run}@step-1", "owner/name@", "{run}@latest"])
-def test_a_checkpoint_that_is_not_named_is_not_taken_for_the_run(tmp_path, name):
-    run_folder = tmp_path / "run"
-    (run_folder / "model").mkdir(parents=True)
-    (run_folder / "checkpoints").mkdir()
-    (run_folder / "checkpoints" / "latest").write_text("../../elsewhere")
-    for file in ("config.toml", "model/config.json"):
-        (run_folder / file).touch()
-    with pytest.raises(InputError, match=r"no such checkpoint|names no checkpoint|is neither a run folder"):
-        choose_model(name.format(run=run_folder))

@@ -1,6 +1,7 @@
 """Evaluation of a model loaded here: a tiny random one, so that every path is real and the score is about 0."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,22 @@ def test_a_finished_evaluation_is_not_sampled_again_wherever_its_questions_lie(t
     again = run(request_for(model, questions_file(tmp_path / "moved", 4), tmp_path / "results"))
     assert again.results["sums"]["avg_at_k"] == first.results["sums"]["avg_at_k"]
     assert records.stat().st_mtime_ns == changed
+
+
+def test_several_temperatures_are_results_of_their_own_with_the_samples_of_each(tmp_path, model):
+    file = questions_file(tmp_path, 4)
+    both = request_for(model, file, tmp_path / "both", protocol={"temperature": (0.6, 1.3)})
+    report = run(both)
+    assert list(report.results) == ["sums@0.6", "sums@1.3"] and "averages" not in report.to_json()
+    assert [result["protocol"]["sampling"]["temperature"] for result in report.results.values()] == [0.6, 1.3]
+    assert service.rescore_stored(both).results == report.results
+    alone = run(request_for(model, file, tmp_path / "alone", protocol={"temperature": 1.3}))
+    assert alone.results["sums"]["avg_at_k"] == report.results["sums@1.3"]["avg_at_k"]
+    folders = [tmp_path / "both" / f"sums@{each}-random" for each in (0.6, 1.3)] + [tmp_path / "alone"]
+    cold, hot, once = (pq.read_table(folder / "samples.parquet")["text"].to_pylist() for folder in folders)
+    assert cold != hot == once
+    with pytest.raises(InputError, match=r"protocol\.temperature = 0\.0 is out of range: use a finite number above 0"):
+        plan_evaluation(replace(both, protocol={"temperature": (1.0, 0.0)}))
 
 
 def test_interrupted_questions_are_kept_and_the_rest_go_on(tmp_path, model, monkeypatch):

@@ -71,7 +71,6 @@ def test_seeds_routes_limits_and_refusals(url):
         endpoint.respond("7+5=?", 1, SamplingParams(temperature=0.6, top_p=1.0, max_new_tokens=8192))
     with pytest.raises(InputError, match="serves small, not 'large'"):
         Endpoint(url=url, model="large").check()
-    assert endpoint.versioned().stamp()["engine"]["version"].startswith("0.")
 
 
 @pytest.mark.timeout(400)

@@ -67,6 +67,10 @@ def test_audit_of_golds(math_pool: GradingPool) -> None:
         "1<x<2": CORRECT,
         "": UNPARSABLE,
         "5.": CORRECT,
+        r"$81 \mathrm{~km} / \mathrm{hr}$": CORRECT,
+        r"$10 \mathrm{~m}/\mathrm{s}^2$": CORRECT,
+        r"$3 \mathrm{~kg} / \mathrm{m}^{3}$": CORRECT,
+        r"\frac{1}{": UNPARSABLE,
         # math-verify keeps its text, which only the very same text would match.
         r"\text{x": UNPARSABLE,
         # Parses to zoo, which equals nothing.
@@ -90,6 +94,6 @@ def test_identical_pairs_are_graded_once(monkeypatch: pytest.MonkeyPatch) -> Non
         assert len(held) == 1 and same[0] is same[1] is same[2]
         monkeypatch.undo()
         send(*held[0])
-        assert same[0].result() is CORRECT
+        assert same[0].result().verdict is CORRECT
         # Known by now: no waiting at all.
         assert pool.submit(plain(r"So $\boxed{z+y+x}$.", "x+y+z")).done()

@@ -117,8 +117,8 @@ def test_killed_worker_charges_only_the_answer_it_held(user_graders: str) -> Non
         while worker.cpu_times().user < idle + 0.3:
             time.sleep(0.01)
         worker.send_signal(signal.SIGKILL)
-        assert held.result(timeout=120) is Verdict.CRASHED
-        assert waiting.result(timeout=120) is Verdict.CORRECT
+        assert held.result(timeout=120).verdict is Verdict.CRASHED
+        assert waiting.result(timeout=120).verdict is Verdict.CORRECT
 
 
 def test_killed_supervisor_is_replaced_and_charges_nothing(user_graders: str) -> None:
@@ -131,7 +131,7 @@ def test_killed_supervisor_is_replaced_and_charges_nothing(user_graders: str) ->
         assert_all_gone(workers, within_seconds=60)
         assert pool.grade([plain("fine")]) == [Verdict.CORRECT]
         # Graded again from the start by the new supervisor.
-        assert held.result(timeout=120) is Verdict.TIMEOUT
+        assert held.result(timeout=120).verdict is Verdict.TIMEOUT
 
 
 def test_supervisor_that_cannot_live_is_given_up(user_graders: str) -> None:
@@ -227,7 +227,7 @@ if __name__ == "__main__":
         print(method, queue.get(), flush=True)
         process.join()
         print(process.exitcode)
-    print("parent", pool.grade([plain("fine")])[0].value, hanging.result().value)
+    print("parent", pool.grade([plain("fine")])[0].value, hanging.result().verdict.value)
     pool.close()
 """
 

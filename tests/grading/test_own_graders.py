@@ -7,7 +7,8 @@ import pytest
 from grading_pools import boxed, descendants, plain, pool_of
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.types import AnswerFormat, Verdict
+from exgrpo_cli.base.types import AnswerFormat, Grade, Verdict
+from exgrpo_cli.grading.pool import GradingPool
 from exgrpo_cli.grading.routes import GradingItem, Route, route_item
 from exgrpo_cli.grading.verifiers import load_own
 
@@ -19,7 +20,6 @@ from exgrpo_cli.grading.verifiers import load_own
         ("verdict", Verdict.NO_ANSWER),
         ("die", Verdict.CRASHED),
         ("raise", Verdict.CRASHED),
-        ("number", Verdict.CRASHED),
         ("hoard", Verdict.CRASHED),
         ("hang", Verdict.TIMEOUT),
     ],
@@ -126,9 +126,92 @@ def test_a_grader_of_ones_own_gets_the_metadata_it_asks_for(tmp_path, monkeypatc
     (tmp_path / "graders_with_metadata.py").write_text(
         "def near(gold, text, metadata):\n    return int(text) == metadata.get('target')\n"
         "def plain(gold, text):\n    return gold == text\n"
+        "def thought(gold, text, response):\n    return '</think>' in response and '</think>' not in text\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     near, plain = (load_own(f"python:graders_with_metadata:{name}") for name in ("near", "plain"))
-    assert near("x", "26", COUNTDOWN) is Verdict.CORRECT and near("x", "26", None) is Verdict.WRONG
-    assert plain("x", "x", COUNTDOWN) is Verdict.CORRECT
+    thought = load_own("python:graders_with_metadata:thought")
+    assert (
+        near("x", "26", COUNTDOWN, "").verdict is Verdict.CORRECT and near("x", "26", None, "").verdict is Verdict.WRONG
+    )
+    assert plain("x", "x", COUNTDOWN, "").verdict is Verdict.CORRECT
+    assert thought("x", "7", None, "so</think>7").reward == 1 and thought("x", "7", None, "7").reward == 0
+
+
+SCORES = """
+import numpy as np
+from exgrpo_cli.base.types import Score, Verdict
+
+RETURNED = {
+    "half": 0.5, "one": 1, "narrow": np.float32(0.25), "true": np.True_, "none": Verdict.NO_ANSWER,
+    "said": Score(0.5, True, {"length": 3, "tone": np.float64(-0.5)}), "full": Score(1.0, False), "plain": Score(0.75),
+    "above": 2, "nan": float("nan"), "word": "yes", "nothing": None, "high": Score(1.5),
+    "part": Score(0.5, parts={"a": "b"}),
+    "odd": Score(0.5, "yes"), "endless": Score(0.5, parts={"a": float("inf")}), "unnamed": Score(0.5, parts={1: 0.5}),
+}
+
+def grade(gold, text):
+    return RETURNED[text]
+
+def form(gold, text, response):
+    return Score(0.25 * len(response), parts={"letters": len(text)})
+
+def fails(gold, text):
+    return 1 / 0
+"""
+
+
+def judged(pool: GradingPool, items: list[GradingItem]) -> list[Grade]:
+    return [grade() for grade in [pool.judge(item) for item in items]]
+
+
+@pytest.fixture
+def scores_of_mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "scores_of_mine.py").write_text(SCORES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "python:scores_of_mine:"
+
+
+def test_a_grader_gives_part_of_a_point_says_what_is_correct_and_names_parts(scores_of_mine: str) -> None:
+    right, wrong = Verdict.CORRECT, Verdict.WRONG
+    expected = {
+        "half": Grade(wrong, 0.5), "one": Grade(right, 1.0), "narrow": Grade(wrong, 0.25), "true": Grade(right, 1.0),
+        "none": Grade(Verdict.NO_ANSWER, 0.0), "said": Grade(right, 0.5, {"length": 3.0, "tone": -0.5}),
+        "full": Grade(wrong, 1.0), "plain": Grade(wrong, 0.75),
+    }  # fmt: skip
+    items = [plain(text) for text in expected]
+    with pool_of(f"{scores_of_mine}grade") as pool:
+        assert dict(zip(expected, judged(pool, items), strict=True)) == expected
+    # From 0.5 on it is a success, unless the grader says otherwise.
+    with pool_of(f"{scores_of_mine}grade", success_at=0.5) as pool:
+        found = dict(zip(expected, judged(pool, items), strict=True))
+    assert [text for text in expected if found[text] != expected[text]] == ["half", "plain"]
+    assert (found["half"], found["plain"]) == (Grade(right, 0.5), Grade(right, 0.75))
+
+
+@pytest.mark.parametrize("text", ["above", "nan", "word", "nothing", "high", "part", "odd", "endless", "unnamed"])
+def test_what_is_no_reward_ends_grading_with_one_line(scores_of_mine: str, text: str) -> None:
+    with pool_of(f"{scores_of_mine}grade") as pool:
+        with pytest.raises(InputError, match=f"grade' returned .* for the answer '{text}': return True or") as refusal:
+            judged(pool, [plain("one"), plain(text)])
+        assert "\n" not in str(refusal.value)
+        # Its worker lives on.
+        assert pool.grade([plain("one")]) == [Verdict.CORRECT]
+
+
+def test_a_reward_is_the_weighted_sum_of_its_graders_and_the_verdict_that_of_the_first(scores_of_mine: str) -> None:
+    form, fails = f"{scores_of_mine}form", f"{scores_of_mine}fails"
+    weights = {form: 0.2, fails: -1.0, "exact": 0.5}
+    with pool_of("exact", rewards=weights) as pool:
+        right, wrong = judged(pool, [plain("7"), plain("8 8")])
+        assert pool.grade([plain("7")]) == [Verdict.CORRECT]
+    assert right.verdict is Verdict.CORRECT and right.reward == pytest.approx(0.5 * 1 + 0.2 * 0.25)
+    assert right.parts == {"exact": 1.0, "form": 0.25, "form.letters": 1.0, "fails": 0.0, "fails.failed": 1.0}
+    assert wrong.verdict is Verdict.WRONG and wrong.reward == pytest.approx(0.2 * 0.75)
+    with pool_of("exact", rewards={form: 0.2}) as pool:
+        assert judged(pool, [plain("7")])[0].reward == pytest.approx(1 + 0.2 * 0.25)
+    # The weight of the only grader counts too.
+    with pool_of("exact", rewards={"exact": 0.5}) as pool:
+        assert judged(pool, [plain("7")]) == [Grade(Verdict.CORRECT, 0.5, {"exact": 1.0})]
+    assert descendants() == []

@@ -58,7 +58,7 @@ def task(state: Path, job: str, index: str) -> None:
     requeued = state / f"requeued-{name}"
     while True:
         process = subprocess.Popen(["bash", str(state / f"job-{job}.sh")], env=environment, start_new_session=True)
-        (state / f"task-{name}.json").write_text(json.dumps({"pid": process.pid, "state": "RUNNING"}))
+        note(state / f"task-{name}.json", process.pid, "RUNNING")
         code = process.wait()
         # What the step left behind on other hosts ends with it.
         with suppress(OSError):
@@ -69,7 +69,13 @@ def task(state: Path, job: str, index: str) -> None:
         with (state / "requeues").open("a") as log:
             log.write(f"{name}\n")
     ended = "COMPLETED" if code == 0 else "CANCELLED" if (state / f"cancelled-{name}").exists() else "FAILED"
-    (state / f"task-{name}.json").write_text(json.dumps({"pid": process.pid, "state": ended}))
+    note(state / f"task-{name}.json", process.pid, ended)
+
+
+def note(file: Path, pid: int, state: str) -> None:
+    """Write at once: sacct must not read half of it."""
+    file.with_suffix(".new").write_text(json.dumps({"pid": pid, "state": state}))
+    file.with_suffix(".new").replace(file)
 
 
 def srun(state: Path, *arguments: str) -> None:

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import itertools
 import json
 import re
 import threading
@@ -59,6 +60,8 @@ class LocalHub:
     objects: dict[str, bytes] = field(default_factory=dict)
     uploaded: list[str] = field(default_factory=list)
     """Object ids in the order in which they arrived."""
+    begun: Iterator[int] = field(default_factory=itertools.count)
+    """Number of each upload as it begins: the client sends several at once, before any has arrived."""
     downloaded: list[str] = field(default_factory=list)
     """Names of the files whose contents were asked for."""
     refuse_after: int | None = None
@@ -102,11 +105,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         hub, oid = self.hub, self.path.rpartition("/")[2]
-        if hub.hang_after is not None and len(hub.uploaded) >= hub.hang_after:
+        number = next(hub.begun)
+        if hub.hang_after is not None and number >= hub.hang_after:
             hub.hanging.set()
             hub.released.wait(30)
         content = self._body()
-        if hub.refuse_after is not None and len(hub.uploaded) >= hub.refuse_after:
+        if hub.refuse_after is not None and number >= hub.refuse_after:
             return self._refuse(400, "")
         assert sha256(content) == oid
         hub.objects[oid] = content

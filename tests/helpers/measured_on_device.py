@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,17 +19,23 @@ from simulated_device import counted
 from small_policy import VOCAB, build_model, build_policy, minibatch, sequences, weights
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from exgrpo_cli.algo.batching import TrainingRow, packed_batches
-from exgrpo_cli.base.types import RolloutRequest, SamplingParams, TokenSequence
+from exgrpo_cli.algo.batching import packed_batches
+from exgrpo_cli.base.types import RolloutRequest, SamplingParams
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.config.sections.run import OptimSettings
+from exgrpo_cli.engines.generators import ASLEEP
 from exgrpo_cli.engines.hf.generator import DecodeBatch, HFGenerator
 from exgrpo_cli.engines.lora import plain_copy
-from exgrpo_cli.machine.memory import memory_plan, shape_of
+from exgrpo_cli.machine.memory import CONTEXT_BYTES, memory_plan, shape_of
+from exgrpo_cli.training.check import Check, Meter
 
 TOKENS = 40
+LARGE = (
+    "backbone.dtype=bfloat16", "backbone.gradient_checkpointing=true", "rollout.questions_per_step=8",
+    "rollout.max_response_tokens=24",
+)  # fmt: skip
 BUDGET = 30
 """Inputs of a micro-batch: the twelve rows make several."""
+Phases = dict[str, tuple[int, int]]
 
 
 def requests() -> list[RolloutRequest]:
@@ -73,64 +80,75 @@ def counting(calls: "Counter[str]") -> Iterator[None]:
         yield
 
 
-def memory(device: torch.device, dtype: str, *, checkpointing: bool, rank: int) -> dict[str, tuple[int, int]]:
-    """Planned bytes, and the most that was alive, of each phase of a second step: 4 questions, 8 rollouts each.
+class Lent(HFGenerator):
+    """Takes `room` bytes of the device while it is awake, as vllm does; what it samples with fits in there."""
 
-    Rows are short and no head shares its keys: torch has no fused attention for this device, and what it keeps in its
-    place (scores of each pair of tokens, repeated keys) no GPU would.
+    room = 0
+
+    def sync(self, *sent: Any) -> None:
+        """See `Generator.sync`."""
+        self.taken = None
+        self.taken = torch.empty(self.room, dtype=torch.uint8, device="sim")
+        super().sync(*sent)
+
+    def sleep(self) -> None:
+        """See `Generator.sleep`."""
+        self.taken, self.weight_version = None, ASLEEP
+
+    def generate(self, *asked: Any, **heard: Any) -> Any:
+        """See `Generator.generate`."""
+        self.taken = None
+        return super().generate(*asked, **heard)
+
+
+class Watched(Meter):
+    """Counts the bytes of this device."""
+
+    def _begin(self) -> None:
+        counted.peak_bytes = counted.live_bytes
+
+    def _taken(self) -> int:
+        return counted.peak_bytes
+
+
+def memory(device: torch.device, *assignments: str, vocab: int = 1000, ffn: int = 352, lends: bool = False) -> Phases:
+    """Planned bytes, and the most that was alive, of each phase of a check's two steps, without what a driver takes.
+
+    Where it `lends`, the engine takes what the trainer leaves of a small card. Rows are short and no head shares its
+    keys: torch has no fused attention for this device, and what it keeps in its place (scores of each pair of tokens,
+    repeated keys) no GPU would.
     """
-    prompt, response, questions = 8, 16, 4
     config = Qwen2Config(
-        vocab_size=1000, hidden_size=128, intermediate_size=352, num_hidden_layers=4, num_attention_heads=2,
+        vocab_size=vocab, hidden_size=128, intermediate_size=ffn, num_hidden_layers=4, num_attention_heads=2,
         num_key_value_heads=2, tie_word_embeddings=True, max_position_embeddings=64,
     )  # fmt: skip
-    settings = build_config(
-        assignments=[
-            f"backbone.dtype={dtype}", f"backbone.gradient_checkpointing={str(checkpointing).lower()}",
-            f"data.max_prompt_tokens={prompt}", 'data.heldout=none', f"rollout.max_response_tokens={response}",
-            f"rollout.questions_per_step={questions}", "optim.minibatches=1", "optim.microbatch_tokens=256",
-            f"lora.rank={rank}",
-        ]
-    )  # fmt: skip
-    shape = shape_of(config)
-    plan = memory_plan(shape, settings, gpus=1, on_gpu=False)
-    # The device is no CPU: no weights are laid out anew for a native decoding step.
-    packed = 4 * shape.num_parameters if dtype == "float32" else 0
+    limits = ("data.max_prompt_tokens=8", "rollout.max_response_tokens=16", "rollout.questions_per_step=4")
+    others = ("data.heldout=none", "optim.minibatches=1", "optim.microbatch_tokens=256", *assignments)
+    settings = build_config(assignments=[*limits, *others])
+    optim, questions, shape = settings.optim, settings.rollout.questions_per_step, shape_of(config)
+    plan = memory_plan(shape, settings, gpus=1, on_gpu=lends, gpu_bytes=CONTEXT_BYTES + 64 * 2**20)
+    planned = {name: bound - plan.context for name, bound in plan.peaks.items()}
+    if settings.backbone.dtype == "float32":
+        # The device is no CPU: no weights are laid out anew for a native decoding step.
+        planned["rollouts"] -= 4 * shape.num_parameters
     gc.collect()
-    before = counted.live_bytes
-    model = Qwen2ForCausalLM(config).to(getattr(torch, dtype)).to(device)
-    sampled, optim = plain_copy(model) if rank > 0 else model, OptimSettings(microbatch_tokens=256)
-    chosen = {"optim": optim, "microbatch_tokens": 256, "gradient_checkpointing": checkpointing, "lora": settings.lora}
-    policy = build_policy(model, **chosen)
+    meter = Watched(device)
+    meter._before = counted.live_bytes
+    model = Qwen2ForCausalLM(config).to(getattr(torch, settings.backbone.dtype)).to(device)
+    sampled = plain_copy(model) if settings.lora.rank > 0 else model
+    checkpointing = settings.backbone.gradient_checkpointing
+    chosen = {"microbatch_tokens": optim.microbatch_tokens, "gradient_checkpointing": checkpointing}
+    policy = build_policy(model, optim=optim, lora=settings.lora, **chosen)
+    generator = Lent(sampled, max_rows=512, eos_ids=())
+    generator.room = plan.rollout_engine if lends else 0
     rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, 1000, prompt).astype(np.int32) for _ in range(questions)]
-    asked = [RolloutRequest(question_id=str(n), prompt_ids=own, seeds=tuple(range(8))) for n, own in enumerate(prompts)]
-    rows = [
-        TokenSequence(prompt_ids=own, response_ids=rng.integers(0, 1000, response).astype(np.int32))
-        for own in prompts
-        for _ in range(8)
-    ]
-    flat = np.full(response, -7.0, dtype=np.float32)
-    training = tuple(
-        TrainingRow(sequence=row, advantage=(-1.0) ** index, behaviour_logprobs=flat, replayed=False)
-        for index, row in enumerate(rows)
-    )
-    batch = minibatch(rows=training, num_rollouts=len(rows), max_response_tokens=response)
-    # Optimizer state is there from the first update on.
-    policy.update(batch)
-    generator = HFGenerator(sampled, max_rows=512, eos_ids=())
-    params = SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=response)
-    phases = {
-        "rollouts": (plan.peaks["rollouts"] - packed, lambda: generator.generate(asked, params)),
-        "scoring": (plan.peaks["scoring"], lambda: policy.score(rows)),
-        "update": (plan.peaks["update"], lambda: policy.update(batch)),
-    }
-    found = {}
-    for name, (planned, work) in phases.items():
-        counted.peak_bytes = counted.live_bytes
-        work()
-        found[name] = (planned, counted.peak_bytes - before)
-    return found
+    prompts = {str(n): rng.integers(0, vocab, 8).astype(np.int32) for n in range(questions)}
+    about = {"config": settings, "meter": meter, "prompts": prompts, "trained": questions}
+    check = Check(policy=policy, generator=generator, **about)
+    check.sync()
+    for step in (1, 2):
+        check.train(step)
+    return {name: (bound, meter.peaks[name]) for name, bound in planned.items()}
 
 
 def main() -> None:
@@ -166,11 +184,13 @@ def main() -> None:
             "logprob_gap": max(gaps),
             "weight_gap": float((weights(there).cpu() - weights(here)).abs().max()),
         }
-    for dtype in ("float32", "bfloat16"):
-        for checkpointing in (False, True):
-            for rank in (-1, 8):
-                name = f"memory-{dtype}-{checkpointing}-{rank}"
-                figures[name] = memory(device, dtype, checkpointing=checkpointing, rank=rank)
+    for dtype, checkpointing, rank in product(("float32", "bfloat16"), ("false", "true"), (-1, 8)):
+        asked = f"backbone.dtype={dtype}", f"backbone.gradient_checkpointing={checkpointing}", f"lora.rank={rank}"
+        figures[f"memory-{dtype}-{checkpointing}-{rank}"] = memory(device, *asked)
+    # Of a small vocabulary a layer takes more than the logits.
+    asked = "rollout.engine=vllm", "rollout.gpu_memory_fraction=0.9", "optim.microbatch_tokens=1024", *LARGE
+    for vocab in (2000, 100):
+        figures[f"mixed-{vocab}"] = memory(device, *asked, vocab=vocab, ffn=704, lends=True)
     print(json.dumps(figures))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from exgrpo_cli import ranks as ranks_module
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.run import LoraSettings, OptimSettings
@@ -105,6 +106,21 @@ def deepspeed_updates(
         )
 
 
+def deepspeed_sum(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype) -> None:
+    """The gradient of the last norm, 256 on one rank and 1 on the other, by the norm of their sum."""
+    from small_policy import build_model, sequences
+
+    model = build_model(dtype)
+    policy = sharded(model, ranks, stage)
+    policy._stepper.begin()
+    logprobs, _ = policy._stepper.forward(policy._pack(sequences()[:1]))
+    weight = model.model.norm.weight
+    policy._stepper.backward(0.0 * logprobs.sum() + (1.0 if ranks.rank else 256.0) * weight.float().sum())
+    norm, _ = policy._stepper.step(1e-3)
+    if ranks.is_main:
+        (folder / "sum.json").write_text(json.dumps(norm / weight.numel() ** 0.5))
+
+
 def deepspeed_memory(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype) -> None:
     """Bytes of all tensors when the optimizer steps, for a model so large that the batch does not count."""
     from small_policy import minibatch
@@ -181,15 +197,24 @@ def main(job: str, folder: Path) -> None:
         ranks.connect(torch.device("cpu"), RANK_TIMEOUT)
         if job.startswith("torch"):
             torch_update(ranks, folder, **({"lora": ADAPTER} if job == "torch-lora" else {}))
-        elif sharding := re.fullmatch(r"(zero|memory|lora)(\d)-(\w+)", job):
+        elif sharding := re.fullmatch(r"(zero|memory|lora|sum)(\d)-(\w+)", job):
             adapted = partial(deepspeed_updates, lora=ADAPTER)
-            work = {"zero": deepspeed_updates, "memory": deepspeed_memory, "lora": adapted}[sharding[1]]
+            work = {"zero": deepspeed_updates, "memory": deepspeed_memory, "lora": adapted, "sum": deepspeed_sum}[
+                sharding[1]
+            ]
             work(ranks, folder, int(sharding[2]), getattr(torch, sharding[3]))
         elif job == "store":
             store_exchanges(ranks, folder)
             ranks.barrier()
             if ranks.rank == 1:
                 raise InputError("rank 1 refuses")
+        elif job == "network":
+            # As if each were a host of its own.
+            one, ranks.local_world_size = ranks.measure_network(torch.device("cpu")), 1
+            two = ranks.measure_network(torch.device("cpu"))
+            ranks_module.SLOW_NETWORK = 1e9
+            texts = [one, two, ranks.measure_network(torch.device("cpu"))]
+            (folder / f"rank-{ranks.rank}.json").write_text(json.dumps(texts))
         elif job == "hang":
             ranks.barrier()
             ranks._timeout = timedelta(seconds=5)

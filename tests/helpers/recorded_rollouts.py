@@ -40,8 +40,14 @@ def note_rollouts(generator: Generator, noted: Noted) -> Generator:
 def replay_rollouts(generator: Generator, noted: Noted) -> Generator:
     """`generator`, returning what was noted; a question or visit that was not asked for then is a KeyError."""
 
-    def generate(requests: Sequence[RolloutRequest], *arguments: Any, **options: Any) -> list[list[Rollout]]:
-        return [[noted[request.question_id, seed] for seed in request.seeds] for request in requests]
+    def generate(
+        requests: Sequence[RolloutRequest], params: Any, heard: Any = None, enough: Any = None
+    ) -> list[list[Rollout]]:
+        groups = [[noted[request.question_id, seed] for seed in request.seeds] for request in requests]
+        for index, group in enumerate(groups if heard else ()):
+            for rollout in group:
+                heard(index, rollout)
+        return groups
 
     generator.generate = generate
     return generator

@@ -14,7 +14,7 @@ from exgrpo_cli.replay.store import FreshRow, Store, Visit
 
 def visit_of(question_id: str, step: int, rows: Sequence[FreshRow], **more: object) -> Visit:
     """A group of fresh rollouts sampled by the weights of its step, k of which are right by their rewards."""
-    k = sum(row.reward > 0 for row in rows)
+    k = sum(row.correct for row in rows)
     usual = {"weight_version": step, "success_count": k, "num_fresh_successes": k, "num_replayed": 0}
     return Visit(question_id=question_id, step=step, rows=rows, **{**usual, "verifier_failed": False, **more})
 
@@ -24,7 +24,7 @@ def row_of(*token_ids: int, logprob: float = -0.5, **more: object) -> FreshRow:
     return FreshRow(
         token_ids=np.array(token_ids, dtype=np.int32),
         behaviour_logprobs=np.full(len(token_ids), logprob, dtype=np.float32),
-        **{"entropy": 0.5, "nll": -float(logprob), **more},
+        **{"entropy": 0.5, "nll": -float(logprob), "correct": more.get("reward", 1) > 0, **more},
     )
 
 

@@ -25,9 +25,29 @@ MARKS = [
 ]
 
 
+def schedule_asynchronously(patched: pytest.MonkeyPatch) -> None:
+    """Let vLLM schedule as on a GPU, a step ahead of what it knows, which its CPU build leaves out."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    configured = CpuPlatform.check_and_update_config.__func__
+
+    def forced(cls: type, config: Any) -> None:
+        configured(cls, config)
+        config.scheduler_config.async_scheduling = True
+
+    patched.setattr(CpuPlatform, "check_and_update_config", classmethod(forced))
+
+
 @contextmanager
 def opened(
-    folder: Path, prompt: np.ndarray, *, dtype: str = "float32", temperature: float = 0.8, rank: int = -1, **sizes: int
+    folder: Path,
+    prompt: np.ndarray,
+    *,
+    dtype: str = "float32",
+    temperature: float = 0.8,
+    rank: int = -1,
+    sync: str = "merged",
+    **sizes: int,
 ) -> Iterator[tuple[Policy, Any]]:
     """The two, synced once; `prompt` is that of the canary, and `sizes` are `max_tokens` and `max_rows`."""
     from exgrpo_cli.engines.vllm.generator import VLLMGenerator, VLLMSettings
@@ -35,12 +55,12 @@ def opened(
 
     precision = BackboneSettings(dtype=dtype)
     backbone = load_folder(folder, torch.device("cpu"), precision)
-    parts = {"objective": ObjectiveSettings(), "optim": OptimSettings(), "lora": LoraSettings(rank=rank)}
+    parts = {"objective": ObjectiveSettings(), "optim": OptimSettings(), "lora": LoraSettings(rank=rank, sync=sync)}
     policy = torch_policy(backbone.model, temperature=temperature, **parts)
-    settings = VLLMSettings(folder=folder, backbone=precision, device="cpu", **sizes)
+    settings = VLLMSettings(folder=folder, backbone=precision, device="cpu", lora=parts["lora"], **sizes)
     generator = VLLMGenerator(settings, eos_ids=backbone.eos_ids, canary=(canary_of(prompt), temperature))
     try:
-        generator.sync(policy.named_weights(), 0, policy.score)
+        generator.sync(policy.sampled_weights(), 0, policy.score)
         yield policy, generator
     finally:
         generator.close()

@@ -76,7 +76,10 @@ def test_what_a_run_leaves_open_is_chosen():
     assert (config.optim.horizon, config.optim.warmup_steps) == (150, 75)
     assert settle(config, LAPTOP)[0] == config
     config, _ = settle(build_config(backbone="qwen-math-1.5b"), EIGHT)
-    assert (config.run.device, config.run.nproc, config.run.threads) == ("cuda", 8, 1)
+    assert (config.run.device, config.run.nproc, config.run.threads, config.grading.workers) == ("cuda", 8, 1, 1)
+    many = replace(EIGHT, cores=64)
+    for settings, workers in (((), 4), (("run.nproc=1",), 8), (("grading.workers=3",), 3)):
+        assert plan_of(many, *settings, backbone="qwen-math-1.5b").config.grading.workers == workers
     assert (config.optim.horizon, config.rollout.logprobs) == (0, "trainer")
     two = build_config(assignments=["run.nproc=2", "run.budget=generated", "run.budget_amount=9"])
     assert (settle(two, LAPTOP)[0].run.threads, settle(two, LAPTOP)[0].optim.horizon) == (1, 150)
@@ -98,6 +101,33 @@ def test_ranks_default_to_the_visible_gpus(backbone, settings, on, nproc, device
     config, plan = settle(build_config(backbone=backbone, assignments=settings), on)
     assert (config.run.nproc, config.run.device) == (nproc, device)
     assert plan.on_gpu is (device != "cpu")
+
+
+@pytest.mark.parametrize(
+    ("settings", "on", "engine"),
+    [
+        ((), ONE_GPU, "torch"),
+        ((), EIGHT, "deepspeed"),
+        (("run.nproc=1", "optim.offload_during_rollouts=true"), EIGHT, "torch"),
+        # What only DeepSpeed has.
+        (("optim.offload=true",), ONE_GPU, "deepspeed"),
+        (("run.device=cpu",), EIGHT, "torch"),
+        # Without its GPUs the run cannot start: the plan is for the one of 80 GB that is enough.
+        ((), LAPTOP, "torch"),
+    ],
+)
+def test_published_presets_train_by_torch_on_one_gpu(settings, on, engine):
+    plan = plan_of(on, *settings, backbone="qwen-math-1.5b")
+    assert plan.config.optim.engine == ("auto" if plan.config.run.nproc == 0 else engine)
+    assert f"engines    rollouts vllm, training {engine}" in plan.lines()
+    assert any("deepspeed is not" in line for line in plan.missing) <= (engine == "deepspeed")
+    assert settle(plan.config, on)[0] == plan.config
+
+
+def test_what_the_chosen_engine_refuses_is_refused_once_it_is_known():
+    for setting, other in (("optim.offload_during_rollouts=true", "optim.offload"), ("lora.rank=8", "zero_stage")):
+        with pytest.raises(InputError, match=f"contradicts .*{other}"):
+            plan_of(EIGHT, setting, "optim.zero_stage=3", backbone="qwen-math-7b")
 
 
 @pytest.mark.parametrize(("name", "memory"), [("tiny", 8), ("smollm2-135m", 8), ("qwen2.5-0.5b-instruct", 24)])
@@ -129,7 +159,7 @@ def test_a_published_backbone_wants_a_gpu_and_says_how_many():
         (PLAIN, machine(18, memory=64), "GiB of memory on each GPU, there are 18.0 GiB: updates take "),
         # 22 bytes a weight are in main memory because of it.
         (("rollout.engine=hf", "rollout.max_rows=16", "optim.offload=true"), machine(80, memory=16),
-         "31.6 GiB of main memory for what is offloaded, there are 16.0 GiB: leave optim.offload and "),
+         "31.6 GiB of main memory for what is offloaded, there are 16.0 GiB: leave optim.offload, optim."),
         (("run.device=cpu", *PLAIN), LAPTOP, "GiB of main memory, there are 8.0 GiB: updates take "),
     ],
 )  # fmt: skip
@@ -195,8 +225,40 @@ def test_the_share_of_a_small_gpu_is_lowered_and_said():
     assert any(
         "0.40  of the GPU is the rollout engine's (rollout.gpu_memory_fraction)" in line for line in plan.lines()
     )
-    assert plan.notes[-1].startswith("rollout.gpu_memory_fraction = 0.40 instead of 0.5: ")
+    assert plan.notes[-1].startswith("rollout.gpu_memory_fraction = 0.4 instead of 0.5: ")
     assert plan_of(backbone="smollm2-135m").notes == ()
+
+
+def test_a_share_that_nobody_asked_for_is_what_the_trainer_leaves():
+    """1.5 billion weights on 80 GB: 3.1 + 18.5 of state + 2.1 leave 56.2, of which a twentieth stays free."""
+    for asked, share, said in ((0, 0.66, " = 0.66: "), (0.5, 0.5, ""), (0.9, 0.70, " = 0.7 instead of 0.9: ")):
+        on = machine(80e9 / GIB, memory=256)
+        plan = plan_of(on, f"rollout.gpu_memory_fraction={asked}", backbone="qwen-math-1.5b")
+        assert plan.gpu_share == plan.memory.gpu_memory_fraction == share
+        assert [note for note in plan.notes if "gpu_memory_fraction" + said in note] == list(plan.notes)
+        assert plan.memory.peak < 80e9
+    assert plan_of(machine(2000, memory=256), backbone="qwen-math-1.5b").gpu_share == 0.9
+    # hf has no share of its own, and a model of unknown size gets half.
+    assert not any("fraction" in note for note in plan_of(ONE_GPU, *PLAIN, backbone="qwen-math-1.5b").notes)
+    unknown = plan_of(ONE_GPU, "rollout.engine=vllm", backbone="no-one/no-model")
+    assert (unknown.gpu_share, [note for note in unknown.notes if "fraction" in note]) == (0.5, [])
+
+
+def test_ranks_with_fewer_than_two_cores_are_told():
+    """One core for eight ranks looks like a hang; ranks of a CPU that a user asks for by --nproc share on purpose."""
+    for cores, ranks, told in ((1, 8, True), (15, 8, True), (16, 8, False)):
+        card = replace(machine(80, memory=256), cores=cores)
+        notes = plan_of(replace(card, gpus=card.gpus * ranks), backbone="qwen-math-1.5b").notes
+        assert any(note.startswith(f"{ranks} ranks on this host for {cores} CPU cores") for note in notes) == told
+
+
+def test_the_rows_that_hf_decodes_at_once_are_lowered_and_said():
+    """512 rows of 9,216 tokens, 28 KiB each, and their logits: 126 GiB of cache beside 25.4 of the trainer."""
+    plan = plan_of(machine(80, memory=256), "rollout.engine=hf", "optim.engine=torch", backbone="qwen-math-1.5b")
+    row = 9216 * 2 * 28 * 256 * 2 + 4 * 151_936 * 4
+    assert plan.max_rows == (80 * GIB - plan.memory.peaks["asleep"]) * 19 // 20 // row < 512
+    assert plan.notes[-1].startswith(f"rollout.max_rows = {plan.max_rows} instead of 512: ")
+    require_runnable(plan, 1024)
 
 
 @pytest.mark.parametrize(

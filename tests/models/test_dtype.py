@@ -58,8 +58,13 @@ def test_each_rank_makes_the_gpu_of_its_number_the_current_one(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     cudnn: list[bool] = []
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", cudnn.append)
+    kept: list[str] = []
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", kept.append)
     assert take_device("cuda", 3) == torch.device("cuda", 3)
     assert taken == [torch.device("cuda", 3)]
     assert take_device("cpu", 3) == torch.device("cpu")
     assert len(taken) == 1
-    assert cudnn == [False]
+    assert cudnn == [False] and kept == ["expandable_segments:True"]
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:512")
+    take_device("cuda", 3)
+    assert len(kept) == 1

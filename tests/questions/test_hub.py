@@ -10,7 +10,6 @@ from question_sources import text_of
 from exgrpo_cli.base.errors import ExgrpoError, InputError, RunError
 from exgrpo_cli.questions.layouts import NamedFields
 from exgrpo_cli.questions.prepare import PrepareReport, read_source
-from exgrpo_cli.questions.sources import parse_hub_id
 
 CARD = """---
 configs:
@@ -59,21 +58,6 @@ def read(source: str, steps: list[tuple[int, int, str]] | None = None) -> Prepar
 
 def answers(source: str) -> list[str]:
     return [question.answer for question in read(source).questions]
-
-
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        ("a/b", ("a/b", "main", ())),
-        ("openai/gsm8k:main", ("openai/gsm8k", "main", ("main",))),
-        ("a/b.c-d@v1.0:test", ("a/b.c-d", "v1.0", ("test",))),
-        ("a/b@refs/convert/parquet:main:test", ("a/b", "refs/convert/parquet", ("main", "test"))),
-        *((text, None) for text in ("gsm8k", "a/b/c", "a b/c", "/a/b")),
-    ],
-)
-def test_hub_ids(text, parts):
-    hub = parse_hub_id(text)
-    assert (None if hub is None else (hub.repo, hub.revision, hub.selectors)) == parts
 
 
 def test_a_data_set_is_read_cached_and_read_again_offline(hub, monkeypatch):

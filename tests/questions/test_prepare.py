@@ -18,7 +18,7 @@ from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.questions.audit import BenchmarkIndex, check_golds, near_duplicates, words_of
 from exgrpo_cli.questions.prepare import PrepareOptions, prepare
 from exgrpo_cli.questions.prompts import THOUGHT_SOLUTION_SYSTEM
-from exgrpo_cli.questions.question_file import content_hash, is_prepared, read_questions
+from exgrpo_cli.questions.question_file import is_prepared, read_questions
 
 ALICE = "Alice has 12 red apples and 7 green ones; she gives 5 of them to Bob. How many apples has she left?"
 CAROL = "Carol has 12 red apples and 7 green ones; she gives 5 of them to Bob. How many apples has she left?"
@@ -77,14 +77,6 @@ def test_nothing_left_says_why_and_writes_nothing(tmp_path):
     # Of options the gold is a letter, which is verified as one.
     rows = [{"question": f"Which {n}?", "choices": ["one", "two"], "answer": n % 2} for n in range(4)]
     assert len(run(write(tmp_path / "choices.jsonl", *rows), tmp_path / "out.parquet").questions) == 4
-
-
-def test_the_verl_layout_is_written_and_prepared_again(tmp_path):
-    source = write(tmp_path / "set.jsonl", qa("1 + 1 = ?", "2"), qa("1 + 2 = ?", "3"))
-    first = run(source, tmp_path / "verl.parquet", layout="verl")
-    assert pq.read_schema(tmp_path / "verl.parquet").names[:2] == ["data_source", "prompt"]
-    again = run(tmp_path / "verl.parquet", tmp_path / "canonical.parquet")
-    assert again.layout == "verl" and content_hash(again.questions) == content_hash(first.questions)
 
 
 def test_a_made_source_tells_its_seed_and_levels(tmp_path):

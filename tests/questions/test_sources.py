@@ -8,7 +8,7 @@ from question_sources import pairs, read, write
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.questions.choices import find_choices
 from exgrpo_cli.questions.files import iter_rows
-from exgrpo_cli.questions.sources import default_name, select_files
+from exgrpo_cli.questions.sources import default_name, parse_hub_id, select_files
 from exgrpo_cli.questions.values import UnusableRow, gold_text
 
 USER, SYSTEM = {"role": "user", "content": "Sum?"}, {"role": "system", "content": "Think."}
@@ -163,6 +163,8 @@ def test_default_names(tmp_path):
     write(tmp_path / "my set" / "train.jsonl", {"question": "1?", "answer": "1"})
     assert default_name("Elliott/Openr1-Math-46k-8192") == "Openr1-Math-46k-8192"
     assert default_name("openai/gsm8k@v1:main:test") == "gsm8k-main-test"
+    assert parse_hub_id("a/b.c-d@refs/convert/parquet:main") == ("a/b.c-d", "refs/convert/parquet", ("main",))
+    assert [parse_hub_id(text) for text in ("gsm8k", "a/b/c", "a b/c", "/a/b")] == [None] * 4
     assert default_name(str(tmp_path / "my set" / "train.jsonl")) == "train"
     assert default_name(f"{tmp_path / 'my set'}:train") == "my set-train"
     assert default_name("arithmetic") == "arithmetic"

@@ -2,16 +2,19 @@
 
 import json
 import pickle
+import re
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 from recorded_rollouts import train_and_note
-from run_leaves import metrics, wait_for_step
+from run_leaves import assert_same_run, metrics, wait_for_step
 from small_buffer import fill, open_store, replay_step, surer_by_id
 from small_policy import build_model, build_policy, minibatch, sequences, weights
 from two_ranks import agents, two_ranks
@@ -20,7 +23,7 @@ from exgrpo_cli.algo.batching import rank_shares
 from exgrpo_cli.config.sections.run import LoraSettings
 from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.ledger.reader import LedgerReader
-from exgrpo_cli.ranks import ALONE
+from exgrpo_cli.ranks import ALONE, Ranks
 
 
 def test_shares_keep_prompts_together_and_have_as_many_tokens() -> None:
@@ -73,12 +76,34 @@ def test_ranks_exchange_as_often_for_twelve_questions_as_for_two_and_one_ends_th
 
 
 @pytest.mark.engines
+def test_the_network_between_hosts_is_named_and_measured_before_a_run(tmp_path: Path) -> None:
+    done = two_ranks("network", tmp_path)
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        one_host, two_hosts, slow = json.loads((tmp_path / f"rank-{rank}.json").read_text())
+        assert one_host == ""
+        assert re.match(r"network of 2 hosts: lo, [0-9.e+-]+ GB/s", two_hosts)
+        assert slow.endswith("GB/s, which is slow: GLOO_SOCKET_IFNAME=NAME takes another interface (`ip -br address` "
+                             "lists them)")  # fmt: skip
+
+
+@pytest.mark.engines
 def test_a_rank_that_hangs_is_named_and_ended(tmp_path: Path) -> None:
     """Rank 1 sleeps in Python, rank 0 waits 5 s for it; the sleeper is ended 10 s after rank 0 has spoken."""
     done = two_ranks("hang", tmp_path)
     assert done.returncode != 0
     assert "RunError: rank 0 could not wait for the other ranks: one of them has ended or hangs" in done.stderr
     assert "Rank 1 failed to pass monitoredBarrier in 5000 ms" in done.stderr
+
+
+@pytest.mark.parametrize(("minutes", "nccl"), [(60, 10), (2, 2)])
+def test_a_collective_on_gpus_waits_ten_minutes_at_most(minutes, nccl, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[timedelta] = []
+    monkeypatch.setattr(dist, "init_process_group", lambda *named, timeout, **options: waits.append(timeout))
+    monkeypatch.setattr(dist, "new_group", lambda backend, timeout: waits.append(timeout))
+    ranks = Ranks(rank=1, world_size=2, _store=dist.HashStore())
+    ranks.connect(torch.device("cuda", 0), timedelta(minutes=minutes))
+    assert waits == [timedelta(minutes=nccl), timedelta(minutes=minutes)]
 
 
 @pytest.mark.engines
@@ -121,6 +146,27 @@ def test_a_killed_rank_is_named_in_lines_of_our_own(small_config, tmp_path: Path
     assert all(line.startswith("exgrpo: rank ") for line in talk.splitlines()), talk
     assert "one of them has ended or hangs" in talk.splitlines()[0]
     assert "was ended by SIGKILL, most often for want of memory" in talk.splitlines()[-1]
+
+
+@pytest.mark.engines
+@pytest.mark.timeout(600)
+def test_rollouts_that_carry_over_go_on_after_a_rank_is_killed_as_if_it_were_not(small_config, tmp_path: Path) -> None:
+    """Journal, ledger and weights to the bit; the ranks stop together, and a stored row waits with its group."""
+    file, cut, whole = (tmp_path / name for name in ("settings.toml", "cut", "whole"))
+    own = ("rollout.carry_over=0.5", "rollout.questions_per_step=4", "replay.start_threshold=0", "data.heldout=none")
+    file.write_text(to_toml(small_config("run.nproc=2", "run.steps=5", "run.save_every=2", *own)))
+    command = [sys.executable, "-m", "exgrpo_cli", "train", "--quiet"]
+    subprocess.run([*command, "--config", str(file), "--output", str(whole)], check=True, timeout=250)
+    started = subprocess.Popen([*command, "--config", str(file), "--output", str(cut)])
+    wait_for_step(cut, 3, started)
+    psutil.Process(started.pid).children()[1].kill()
+    assert started.wait(timeout=60) == 1
+    saved = max((cut / "checkpoints").glob("step-*"))
+    carried = json.loads((saved / "state.json").read_text())["state"]["carried"]
+    assert any(each["token_ids"] for group in carried for each in group["rollouts"]) and saved.name < "step-000005"
+    subprocess.run([*command, "--resume", "--output", str(cut)], check=True, timeout=250)
+    assert max(line["rollout/versions_max"] for line in metrics(whole)) > 1
+    assert_same_run(cut, whole)
 
 
 @pytest.mark.engines

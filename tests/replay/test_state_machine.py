@@ -49,6 +49,8 @@ class Reference:
     """Dictionaries and lists, no index, no ledger."""
 
     rules: Replace
+    barred: tuple[str, ...] = ()
+    """Visited, retired and re-admitted as others, never stored, so never drawn."""
     stored: dict[str, list[tuple[int, int, tuple[int, ...]]]] = field(default_factory=lambda: defaultdict(list))
     """(trajectory id, step born, token ids) of each question, retired ones included."""
     bucket: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -72,7 +74,7 @@ class Reference:
             self.retired.add(question)
             self.bucket.pop(question, None)
             return
-        if collecting and self.rules.lower_bound < k <= self.rules.upper_bound:
+        if collecting and question not in self.barred and self.rules.lower_bound < k <= self.rules.upper_bound:
             for success in visit.rows:
                 tokens = tuple(success.token_ids.tolist())
                 if tokens not in [entry[2] for entry in self.stored[question]]:
@@ -98,12 +100,12 @@ class BufferMachine(RuleBasedStateMachine):
         self.rng = np.random.default_rng(0)
         self.has_pending = False
 
-    @initialize(settings=RULES)
-    def start(self, settings: dict[str, int]) -> None:
+    @initialize(settings=RULES, barred=st.sampled_from([(), (), QUESTIONS[:1], QUESTIONS[:3]]))
+    def start(self, settings: dict[str, int], barred: tuple[str, ...]) -> None:
         self.rules = Replace(readmit_fraction=0.5, readmit_every=1, sampler="uniform", **settings)
-        self.shared = {"identity": IDENTITY, "rules": self.rules, "question_ids": QUESTIONS}
+        self.shared = {"identity": IDENTITY, "rules": self.rules, "question_ids": QUESTIONS, "barred": barred}
         self.buffer = Store(self.folder, **self.shared)
-        self.reference = Reference(self.rules)
+        self.reference = Reference(self.rules, barred)
         self.kept = {0: (copy.deepcopy(self.reference), copy.deepcopy(self.rng))}
 
     @rule(groups=st.lists(GROUPS, min_size=2, max_size=8), num=st.integers(0, 4), readmits=st.booleans())
@@ -141,7 +143,7 @@ class BufferMachine(RuleBasedStateMachine):
         expected = self.reference.drawable(self.step)
         assert available(self.buffer, self.step) == len(expected)
         drawn = draw(self.buffer, num, self.step, self.rng)
-        assert len(drawn) == min(num, len(expected)) and set(drawn) <= expected
+        assert len(drawn) == min(num, len(expected)) and set(drawn) <= expected - set(self.reference.barred)
         for question in drawn:
             candidates = candidates_of(self.buffer, question)
             [chosen] = chosen_of(self.buffer, candidates, self.rng)

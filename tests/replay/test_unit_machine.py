@@ -56,6 +56,7 @@ class Reference:
     """A list of units, sorted anew for every question that is asked of it."""
 
     rules: Append
+    barred: tuple[str, ...] = ()
     units: list[Unit] = field(default_factory=list)
     retired: set[str] = field(default_factory=set)
     next_row: int = 0
@@ -72,7 +73,7 @@ class Reference:
         if self.rules.retirement and k == K:
             self.retired.add(question)
             self.units = [unit for unit in self.units if unit.question != question]
-        if not 0 < k < K:
+        if not 0 < k < K or question in self.barred:
             return
         advantages = [reward - k / K for reward in rewards]
         # Of one row; a group's is the mean over its rows, all of one length.
@@ -99,15 +100,15 @@ class Reference:
 class Machine(RuleBasedStateMachine):
     """One run's store beside the reference."""
 
-    @initialize(drawn=RULES)
-    def start(self, drawn: dict) -> None:
+    @initialize(drawn=RULES, barred=st.sampled_from([(), (), QUESTIONS[:1], QUESTIONS[:2]]))
+    def start(self, drawn: dict, barred: tuple[str, ...]) -> None:
         if drawn["draw"] == "top":
             drawn["bias_correction"] = 0.0
         rules = Append(store="all", max_drift=1.0, **drawn)
         self.folder = Path(tempfile.mkdtemp())
-        self.reference = Reference(rules)
+        self.reference = Reference(rules, barred)
         identity = replace(small_ledger.IDENTITY, group_size=K)
-        self.shared = {"identity": identity, "rules": rules, "question_ids": QUESTIONS}
+        self.shared = {"identity": identity, "rules": rules, "question_ids": QUESTIONS, "barred": barred}
         self.buffer = Store(self.folder / "replay", **self.shared)
         self.step = 1
 

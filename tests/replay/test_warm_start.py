@@ -71,6 +71,17 @@ def test_trajectories_and_buckets_come_along(source: Path, tmp_path: Path) -> No
     assert [row["entropy"] for row in rows] == [0.3, 0.5, 0.6, 0.2]
 
 
+@pytest.mark.parametrize("retired", [False, True])
+def test_what_another_run_stored_of_a_barred_question_stays_there(source: Path, tmp_path: Path, retired: bool) -> None:
+    """a is in the buffer, c retired with a trajectory: where it is readmitted it has none."""
+    rules = Replace(warm_start_retired=retired, readmit_fraction=1.0, readmit_every=1)
+    shared = {"identity": TARGET, "rules": rules, "question_ids": QUESTIONS, "barred": ["a", "c"]}
+    with Store(tmp_path / "replay", **shared) as buffer:
+        warm_start(buffer, source, ObjectiveSettings(), 8)
+        assert buffer.readmit(1, np.random.default_rng(0)) == ["c"] * retired
+        assert [list(each.question_ids) for each in buffer.drawable(1)] == [["b"]]
+
+
 def test_the_limit_of_the_new_run_holds_from_the_start(source: Path, tmp_path: Path) -> None:
     """a has lengths 3 and 5, b 6 and 9: the longer of each goes. c (retired) has one of 4, d one too long."""
     rules = Replace(

@@ -1,18 +1,17 @@
 """A finished run whose files are damaged: its statistics are those of the whole run, or the file is named."""
 
-import functools
 import json
 import random
 import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from odd_values import changed
+from synthetic_run import SyntheticRun, write_run
 
 from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.files import write_manifest
@@ -21,9 +20,6 @@ from exgrpo_cli.runs.folder import RunFolder, note_checksums
 from exgrpo_cli.show.record import read_run
 from exgrpo_cli.show.report import _remarks, _result
 from exgrpo_cli.show.statistics import report_json, report_runs
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from synthetic_run import SyntheticRun, write_run
 
 
 @pytest.fixture(scope="module")
@@ -160,29 +156,6 @@ def test_damaged_bytes_are_healed_or_named(run: Path, seed: int, capsys: pytest.
         assert (code, out) == (0, right) or (code in (0, 2) and path.name in err), (path, begin, garbage[:9], code, err)
         assert "unexpected" not in err
         path.write_bytes(before)
-
-
-ODD = (None, "x", -1, 1e308, 10**30, [], {}, True, "9" * 5000, [[[]]])
-
-
-def places(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every key and index of plain data, from the outside inwards."""
-    if before:
-        yield before
-    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
-        yield from places(value[key], (*before, key))
-
-
-def changed(value: Any, rng: random.Random) -> Any:
-    """A copy with something else, or nothing, at one place."""
-    value = json.loads(json.dumps(value))
-    *outer, last = rng.choice(list(places(value)))
-    holder = functools.reduce(lambda own, key: own[key], outer, value)
-    if rng.random() < 0.2:
-        del holder[last]
-    else:
-        holder[last] = rng.choice(ODD)
-    return value
 
 
 SCORE = {

@@ -2,12 +2,12 @@
 
 import itertools
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from synthetic_run import SyntheticRun, write_config, write_run
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.ledger.reader import LedgerReader
@@ -17,15 +17,12 @@ from exgrpo_cli.runs.result import Memorising, PassRates
 from exgrpo_cli.runs.validations import read_validations
 from exgrpo_cli.show.figures import comparisons, replay, style
 from exgrpo_cli.show.figures import run as figures
-from exgrpo_cli.show.figures.comparisons import ArmCurve, ArmScore
+from exgrpo_cli.show.figures.comparisons import ArmScore
 from exgrpo_cli.show.figures.style import WIDTH, WORDS, looks_of, title_of
 from exgrpo_cli.show.figures.written import save
 from exgrpo_cli.show.queries import Numbers
 from exgrpo_cli.show.record import read_run
-from exgrpo_cli.show.statistics import replay_figures, report_runs, save_all, save_reports, summarise
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from synthetic_run import SyntheticRun, write_config, write_run
+from exgrpo_cli.show.statistics import replay_figures, save_all, summarise
 
 ALWAYS = {"learning", "diagnostics"}
 """Also of a run that has not been validated."""
@@ -151,17 +148,6 @@ def test_entropy_is_compared_within_stretches_of_steps(told: Numbers, run: Path)
     np.testing.assert_allclose(hard.lines[0].get_ydata(), drawn)
 
 
-@pytest.mark.slow
-def test_what_another_policy_would_have_drawn_is_a_figure(run: Path, tmp_path: Path) -> None:
-    reports = report_runs([run], other="sampler=linear,metric=random")
-    assert tmp_path / "replay-what-if.svg" in save_reports(reports, [tmp_path])
-    svg = (tmp_path / "replay-what-if.svg").read_text()
-    assert ">what if: linear<" in svg and ">what if: random<" in svg and ">run: ent:min<" in svg
-    [asked] = reports.values()
-    drawn, *_ = replay.what_if_figure(asked).axes
-    np.testing.assert_array_equal(drawn.lines[0].get_ydata(), asked["what_if"]["sampler"]["pass_rate"])
-
-
 def test_functions_of_ones_own_are_named_within_their_panel() -> None:
     half, name = np.full(45, 0.5), "python:replay_rules.of_mine:the_questions_of_which_least_were_solved_lately"
     both = {who: {"entropy": half, "age": half} for who in ("chosen", "other")}
@@ -263,8 +249,8 @@ def test_one_row_per_arm_with_mean_interval_seeds_and_baseline() -> None:
 def test_curves_have_a_band_and_skip_what_was_not_measured() -> None:
     nan = float("nan")
     curves = [
-        ArmCurve(name="on-policy", steps=[0, 10, 20], **POINTS),
-        ArmCurve(name="ent-min", steps=[0, 10, 20], mean=[0.3, nan, 0.6], low=[0.2, nan, nan], high=[0.4, nan, nan]),
+        ArmScore(name="on-policy", steps=[0, 10, 20], **POINTS),
+        ArmScore(name="ent-min", steps=[0, 10, 20], mean=[0.3, nan, 0.6], low=[0.2, nan, nan], high=[0.4, nan, nan]),
     ]
     (axes,) = comparisons.arm_curves(curves, baselines=["on-policy"], measure="pass@1").axes
     [joined] = [line for line in axes.lines if line.get_linestyle() == "-"]
@@ -288,7 +274,7 @@ BASELINES = [name for names in REGIMES.values() for name in names[::3]]
 def test_each_regime_has_a_panel_with_the_curves_and_the_legend_of_its_own_arms() -> None:
     """Twenty arms in three regimes, six of the baselines in one of them."""
     curves = [
-        ArmCurve(name=name, regime=regime, steps=[0, 10, 20], tokens=[0, 700, 900], **POINTS) for regime, name in EVERY
+        ArmScore(name=name, regime=regime, steps=[0, 10, 20], tokens=[0, 700, 900], **POINTS) for regime, name in EVERY
     ]
     for tokens in (False, True):
         figure = comparisons.arm_curves(curves, baselines=BASELINES, measure="held-out pass@1", tokens=tokens)
@@ -329,19 +315,6 @@ def test_rows_of_each_regime_have_a_panel_and_their_own_baseline() -> None:
     assert all(0 in {line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 2} for axes in figure.axes)
     assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
     assert_readable(figure, 1.8)
-
-
-def test_long_names_of_a_study_of_one_regime_are_wrapped() -> None:
-    settings = "objective.shaping_beta=0.1 replay.ratio=0.25 replay.max_drift=0.05"
-    names = [f"headroom-drift optim.learning_rate={rate} {settings}" for rate in ("1.5e-4", "3e-4")]
-    points = {"mean": [0.3, 0.5, 0.7], "low": [0.2, 0.4, 0.6], "high": [0.4, 0.6, 0.8]}
-    assert_readable(
-        comparisons.arm_curves(
-            [ArmCurve(name=name, steps=[0, 5, 9], **points) for name in names], baselines=names[:1], measure="m"
-        )
-    )
-    scores = [ArmScore(name=name, mean=0.5, low=0.4, high=0.6, seeds=[0.5]) for name in names]
-    assert_readable(comparisons.arm_comparison(scores, baselines=names[:1], measure="held-out pass@1"))
 
 
 def test_titles_of_many_panels_are_wrapped() -> None:

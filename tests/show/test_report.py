@@ -5,12 +5,12 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from made_results import result_of
+from synthetic_run import SyntheticRun, write_config, write_run
 
 from exgrpo_cli.base.errors import InputError, ToolkitWarning
 from exgrpo_cli.commands import run as exgrpo
@@ -21,9 +21,6 @@ from exgrpo_cli.show.page import Paragraph, gather
 from exgrpo_cli.show.record import read_config
 from exgrpo_cli.show.report import _repeat, differing_settings, write_report
 from exgrpo_cli.studies.study import Arm, Study
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from synthetic_run import SyntheticRun, write_config, write_run
 
 HOSTILE = "<script>alert(1)</script><img src='http://example.org/x.png'>"
 SECTIONS = "Result|Warnings|Training|Replay|Verdicts and responses|How to repeat it|Files|Versions"

@@ -1,20 +1,17 @@
 """What another policy would have drawn: settings read, states rebuilt, choices checked against a slow reference."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from synthetic_run import SyntheticRun, write_run
 
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.show.asked import KEYS, REPETITIONS, parse_what_if, states_before, what_if
 from exgrpo_cli.show.record import RunRecord, read_run
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from synthetic_run import SyntheticRun, write_run
 
 OWN = Replace(sampler="normal", mu=0.5, sigma=0.125, metric="ent", direction="min")
 LIMITS = Replace(max_per_question=4, max_age=6, cooldown=3, readmit_fraction=0.5, readmit_every=4)

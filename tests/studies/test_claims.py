@@ -9,7 +9,7 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.presets import preset_names
 from exgrpo_cli.runs.result import config_hash
 from exgrpo_cli.studies.claims import FIRST_SEED, chosen_claims, read_claim
-from exgrpo_cli.studies.planning import plan_claims
+from exgrpo_cli.studies.planning import StudyRequest, plan_claims
 from exgrpo_cli.studies.schedule import estimate
 from exgrpo_cli.studies.study import Study
 
@@ -124,6 +124,32 @@ def test_files_of_claims_that_cannot_be_told_apart_or_are_no_claims_are_one_line
         Path(mine[0]).write_text(wrong)
         with pytest.raises(InputError, match=said):
             plan_claims(chosen_claims(mine[0]), tmp_path / "claims")
+
+
+def test_a_claim_of_a_backbone_may_be_tested_on_another_and_with_its_weights_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "real.toml"
+    plain = CLAIM.format(settings="[]", control="grpo").replace('regime = "search"', "")
+    file.write_text(plain.replace("[claim]", '[claim]\nbackbone = "smollm2-135m"'))
+    studies, weights = {}, ("backbone.source=/a/W.gguf", "backbone.source=/b/c/W.gguf")
+    for name, asked in {
+        "as stated": {},
+        "other": {"backbone": "qwen-math-1.5b"},
+        "here": {"assignments": weights[:1]},
+        "there": {"assignments": weights[1:]},
+    }.items():
+        studies[name] = plan_claims(chosen_claims(str(file)), tmp_path / name, StudyRequest(**asked))
+    runs = {name: study.runs[0].config for name, study in studies.items()}
+    assert [run.backbone.name for run in runs.values()] == ["smollm2-135m", "qwen-math-1.5b", *2 * ["smollm2-135m"]]
+    assert studies["other"].claims["real"]["claim"]["backbone"] == "qwen-math-1.5b"
+    # The claim is one and the same; runs of other weights are others, wherever a file of them lies.
+    assert len({run.run.claims for run in runs.values()}) == 1
+    assert len({config_hash(run) for run in runs.values()}) == 3 and config_hash(runs["here"]) == config_hash(
+        runs["there"]
+    )
+    with pytest.raises(InputError, match="leave --set and other options out"):
+        plan_claims(chosen_claims("shaping"), tmp_path / "x", StudyRequest(assignments=weights[:1]))
+    with pytest.raises(InputError, match="names claims on smollm2-135m and tiny: ask for those of one at a time"):
+        chosen_claims(f"shaping,{file}")
 
 
 def test_a_claim_says_in_a_sentence_what_it_states_and_why_it_takes_its_seeds() -> None:

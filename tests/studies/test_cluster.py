@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 import fake_slurm
 import pytest
 import real_slurm
+from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
 
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.files import read_json_lines
@@ -47,7 +49,7 @@ for step in range(done + 1, steps + 1):
     if step == 3 and (folder.parent / "hold").exists():
         while not stopped:
             time.sleep(0.05)
-    if stopped:
+    if stopped or (step == 3 and (folder.parent / "saves-in-time").exists()):
         sys.exit(130)
 (folder / "summary.json").write_text(json.dumps({"steps": steps, "finished": "steps reached"}))
 """
@@ -70,6 +72,8 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Slurm's programs on the path; their state is in the folder."""
     fake_slurm.install(tmp_path / "slurm")
+    # What it remembers of a task is by its number, and the next test's have the same.
+    monkeypatch.setattr(SlurmJob, "watcher", SlurmInfoWatcher(delay_s=600))
     monkeypatch.setenv("PATH", f"{tmp_path / 'slurm'}:{os.environ['PATH']}")
     return tmp_path / "slurm"
 
@@ -145,6 +149,16 @@ def test_a_task_whose_time_is_over_is_requeued_and_resumes(study: Study, cluster
 
     launch_and_signal(study, SETTINGS, signal_running)
     assert (cluster / "requeues").is_file()
+
+
+@pytest.mark.engines
+def test_a_run_that_has_saved_before_its_job_ends_is_requeued_at_once(study: Study, cluster: Path) -> None:
+    arm = study.runs[0].folder.parent
+    arm.mkdir(parents=True)
+    (arm / "saves-in-time").touch()
+    launched(study)
+    assert len((cluster / "requeues").read_text().split()) == 2
+    assert all(run.state == "finished" for run in study.runs) and sorted(starts(study).values()) == [1, 1, 1, 1, 2, 2]
 
 
 @pytest.mark.engines
@@ -240,7 +254,7 @@ def test_the_table_of_a_configuration_file_is_read_and_checked(
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "cluster.toml"
     file.write_text(
-        '[run]\nsteps = 7\n[slurm]\npartition = "gpu"\ngpus = 4\nhours = 2.5\nsetup = ["module load cuda"]\n'
+        '[run]\nsteps = 7\n[slurm]\npartition = "gpu"\ngpus = 4\ncpus = 16\nhours = 2.5\nsetup = ["module load cuda"]\n'
     )
     command = ["ablate", "--seeds", "2", "--config", str(file), "--launcher", "slurm", "--dry-run", "--allow-code"]
     assert exgrpo(command) == 0
@@ -249,6 +263,8 @@ def test_the_table_of_a_configuration_file_is_read_and_checked(
     for line in ("--gpus-per-node=4", "--time=150", "--partition=gpu", "--array=0-7%8"):
         assert f"#SBATCH {line}\n" in said.err
     assert "# setup\nmodule load cuda\n" in said.err
+    # srun does not hand the job's cores on by itself everywhere.
+    assert "#SBATCH --cpus-per-task=16\n" in said.err and re.search(r"^srun .*--cpus-per-task=16 ", said.err, re.M)
     for text, wrong in (
         ('partitoin = "gpu"', "unknown key slurm.partitoin. Did you mean 'slurm.partition'?"),
         ('gpus = "4"', "slurm.gpus = '4' must be a whole number, not str."),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,17 +14,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from made_results import result_of
 
 from exgrpo_cli.base.errors import DamageWarning, InputError, Interrupted, RunError, ToolkitWarning
 from exgrpo_cli.base.files import read_json_lines
 from exgrpo_cli.base.reporter import SilentReporter
+from exgrpo_cli.base.versions import code_version, now
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.runs.folder import RunFolder
-from exgrpo_cli.runs.result import config_hash, write_result
+from exgrpo_cli.runs.result import config_hash, read_result, write_result
 from exgrpo_cli.studies.output import report_study
 from exgrpo_cli.studies.planning import StudyRequest, axis_arms, cross, plan_study
 from exgrpo_cli.studies.schedule import Processes, pass_on_damage, run_study
@@ -128,7 +131,8 @@ def small_settings(backbone: Path) -> list[str]:
     return [
         "arithmetic.levels=[2]", "arithmetic.num_train=60", "arithmetic.num_heldout=20",
         "rollout.questions_per_step=8", "replay.start_threshold=0.05", "run.steps=4", "run.threads=1",
-        "run.plots=false", "validation.samples=2", f"backbone.source={backbone}",
+        "run.plots=false", "validation.samples=2", "validation.train_questions=60", "data.barred=0.5",
+        "validation.temperatures=[0.5, 2.0]", f"backbone.source={backbone}",
     ]  # fmt: skip
 
 
@@ -151,7 +155,7 @@ def untimed(line: dict) -> dict:
 def test_a_study_runs_compares_and_is_not_run_again(
     study_of, small_backbone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    study = study_of(tmp_path)
+    study, began = study_of(tmp_path), now()
     torn = study.runs[0].folder  # of a run that was killed while it was set up
     RunFolder.create(torn)
     (torn / ".lock").touch()
@@ -160,7 +164,7 @@ def test_a_study_runs_compares_and_is_not_run_again(
     listening.phase = lambda what, *_: said.append(what)
     run_study(study, Processes(at_once=2), listening)
     # What a run does between two steps stands on the screen.
-    assert any(what.startswith("ent:min, seed 0: ") and "held-out" in what for what in said)
+    assert any(what.startswith("ent:min, seed 0: ") and re.search("held-out|training", what) for what in said)
     report = report_study(study)
     assert report["baseline"] == "on-policy"
     after = {
@@ -178,6 +182,29 @@ def test_a_study_runs_compares_and_is_not_run_again(
     assert report["warnings"] and "fewer than 3 seeds" in report["warnings"][0]
     kept = tmp_path / "small" / "results" / "ent-min-0.result.json"
     assert kept.read_text() == (tmp_path / "small" / "ent-min" / "seed-0" / "result.json").read_text()
+    told = read_result(kept)
+    assert told.started is not None and told.ended is not None and began <= told.started <= told.ended <= now()
+    assert told.code == code_version() and told.machine["torch"] and told.machine["threads"] == 1
+    sample = told.training_sample
+    assert sample is not None and len(sample.ids.split()) == 60 and max(sample.visits) > 0
+    assert all(sample.successes <= sample.visits * study.runs[0].config.rollout.group_size)
+    barred = sample.barred == 1
+    assert 0 < barred.sum() < 60 and sample.visits[barred].sum() > 0 == sample.replays[barred].sum()
+    gains = (sample.after - sample.before) / sample.samples
+    eligible_less_barred = report["arms"]["ent:min"]["endpoints"]["eligible_less_barred"]["mean"]
+    assert eligible_less_barred == pytest.approx(gains[~barred].mean() - gains[barred].mean())
+    # Another temperature asks the same questions of the same weights.
+    assert list(told.after_at) == ["0.5", "2"] and [len(each) for each in told.after_at.values()] == [20, 20]
+    assert sum(told.after_at["0.5"]) > sum(told.after_at["2"])
+    for name in ("pass_at_1", "pass_at_n"):
+        mean = report["arms"]["ent:min"]["endpoints"][f"{name}@2"]["mean"]
+        assert mean == np.mean(told.after_at["2"] / 2 if name == "pass_at_1" else told.after_at["2"] > 0)
+    assert "held-out pass@1, T = 0.5" in written
+    # What it says of memorising can be worked out from the counts.
+    replayed, said_of = sample.replays > 0, told.memorising
+    assert said_of is not None and said_of.replayed.questions == replayed.sum() > 0
+    for counts, rate in ((sample.before, said_of.replayed.before), (sample.after, said_of.replayed.after)):
+        assert rate == pytest.approx(counts[replayed].mean() / sample.samples)
     expected = {"results.json", "report.md", "ablation.png", "ablation.svg", "curves.png", "curves.svg"}
     assert expected <= {path.name for path in (tmp_path / "small").iterdir()}
 

@@ -1,6 +1,5 @@
 """Verdicts against studies whose effect is known, and what a report makes of results: equal tokens, pass@k, Holm."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,14 +7,11 @@ import numpy as np
 import pytest
 from made_results import result_of
 from scipy.special import stdtrit
-from small_ledger import create
-from store_calls import candidates_of, record, replay
 
-from exgrpo_cli.base.errors import DamageWarning, InputError
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.statistics import holm
-from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.replay.store import FreshRow, Visit
-from exgrpo_cli.studies.claims import FIRST_SEED, claim_of, claim_results, outcome
+from exgrpo_cli.runs.result import config_hash, write_result
+from exgrpo_cli.studies.claims import FIRST_SEED, Claim, claim_of, claim_outcomes, claim_results, outcome
 from exgrpo_cli.studies.endpoints import (
     AT_EQUAL,
     Verdict,
@@ -26,9 +22,9 @@ from exgrpo_cli.studies.endpoints import (
     verdict,
 )
 from exgrpo_cli.studies.output import claim_rows, endpoint_rows, markdown, score_rows
-from exgrpo_cli.studies.planning import plan_claims
-from exgrpo_cli.studies.report import compare_runs, divergence_by_arm
-from exgrpo_cli.studies.study import Arm, Study, StudyRun
+from exgrpo_cli.studies.planning import StudyRequest, plan_claims
+from exgrpo_cli.studies.report import compare_runs
+from exgrpo_cli.studies.study import Arm, Study
 
 SMALLEST = 0.03
 
@@ -178,7 +174,101 @@ def test_a_claim_reads_not_run_until_all_of_its_seeds_are_there() -> None:
     assert found["verdict"] == "not run" and found["seeds"] == 7
     _, row = claim_rows([outcome(claim, {"exgrpo": {}, "grpo": {}})])
     contrast = "pass_at_1: exgrpo minus grpo > 0.05"
-    assert row == ["more is better", "sparse", contrast, "", "", "", "0.05", "not run", "0 of 8", "0.0 M", "0 s"]
+    assert row == [
+        "more is better",
+        "sparse",
+        contrast,
+        "",
+        "",
+        "",
+        "0.05",
+        "not run",
+        "0 of 8, not fixed",
+        "0.0 M",
+        "0 s",
+    ]
+
+
+FIXED = "2026-11-01T12:00:00+00:00"
+
+
+def fixed(tmp_path: Path, **changed: object) -> Claim:
+    """CLAIM with `changed` tables, fixed at noon."""
+    content = CLAIM | changed
+    planned = plan_claims([claim_of("more", content)], tmp_path / "unfixed")
+    [(name, digest)] = {tuple(each.split()) for run in planned.runs for each in run.config.run.claims}
+    assert name == "more"
+    return claim_of("more", content | {"fixed": {"at": FIXED, "hash": digest}})
+
+
+def planted(folder: Path, claim: Claim, started: str | None, begun_for: dict[str, str] | None = None) -> StudyRequest:
+    """Results of all runs of a claim, one begun at `started` and the others a day later."""
+    for number, run in enumerate(plan_claims([claim], folder / "unused").runs):
+        begun, claims = (started, begun_for or {}) if number == 0 else ("2026-11-02T12:00:00+00:00", {})
+        known = {"config_hash": config_hash(run.config), "budget_amount": run.config.run.budget_amount}
+        result = replace(result_of([4, 2], seed=run.seed), **known, started=begun, claim=claims)
+        write_result(folder / "results" / f"{number}.result.json", result)
+    return StudyRequest(results=[folder / "results"])
+
+
+@pytest.mark.parametrize(
+    ("started", "begun_for", "why"),
+    [
+        ("2026-11-01T11:59:59+00:00", {}, "before claim more was fixed"),
+        ("2026-11-01T13:59:59+02:00", {}, "before claim more was fixed"),
+        ("2026-11-03T12:00:00+00:00", {"more": "0" * 16}, "for another version of claim more than that fixed"),
+    ],
+)
+def test_a_result_begun_before_its_claim_was_fixed_is_refused_by_name(
+    tmp_path: Path, started: str, begun_for: dict[str, str], why: str
+) -> None:
+    claim = fixed(tmp_path)
+    request = planted(tmp_path, claim, started, begun_for)
+    with pytest.raises(InputError) as error:
+        plan_claims([claim], tmp_path / "study", request)
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith(
+        f"the result of grpo, seed 200, was begun at {started}, {why} at {FIXED}: leave it out, test the claim on other"
+    )
+    # Nor does it count where it lies in the study already.
+    study = replace(plan_claims([claim], tmp_path / "study"), others={})
+    early = replace(result_of([4, 2], seed=200), started=started, claim=begun_for)
+    study = replace(study, runs=(replace(study.runs[0], result=early),))
+    with pytest.raises(InputError, match="the result of grpo, seed 200, was begun at"):
+        claim_outcomes(study)
+    exploratory = fixed(tmp_path, about=CLAIM["about"] | {"exploratory": True})
+    found = claim_outcomes(plan_claims([exploratory], tmp_path / "study", request))["more"]
+    assert found["exploratory"] and found["seeds"] == 8
+    assert claim_rows([found])[1][-3] == "8 of 8, exploratory"
+
+
+def test_a_result_without_a_start_counts_and_is_called_undated(tmp_path: Path) -> None:
+    claim = fixed(tmp_path)
+    found = claim_outcomes(plan_claims([claim], tmp_path / "study", planted(tmp_path, claim, None)))["more"]
+    assert (found["seeds"], found["undated"], found["fixed"]) == (8, 1, FIXED)
+    assert claim_rows([found])[1][-3] == "8 of 8, 1 runs undated"
+
+
+def test_the_hash_of_a_claim_covers_what_it_is_tested_by_and_no_words(tmp_path: Path) -> None:
+    claim = fixed(tmp_path)
+    first, second = CLAIM["contrast"]
+    for same in (
+        {"about": {"title": "other words", "source": "elsewhere"}},
+        {"claim": CLAIM["claim"] | {"run_minutes": 9}},
+    ):
+        plan_claims([claim_of("more", claim.stated | same)], tmp_path / "study")
+    for other in (
+        {"claim": CLAIM["claim"] | {"first_seed": 300}},
+        {"claim": CLAIM["claim"] | {"settings": ["optim.learning_rate=1e-4"]}},
+        {"contrast": [first, second | {"endpoint": "pass_at_1"}]},
+        {"contrast": [first | {"smallest_effect": 0.06}, second]},
+        {"contrast": [first]},
+        {"arms": {"grpo": {"settings": ["optim.minibatches=4"]}}},
+    ):
+        with pytest.raises(InputError, match=r"claim more has hash \w{16}, not \w{16}, as it was fixed at 2026-11-01"):
+            plan_claims([claim_of("more", claim.stated | other)], tmp_path / "study")
+    with pytest.raises(InputError, match=r"claim more: .* - at `\$.fixed.at`"):
+        claim_of("more", CLAIM | {"fixed": {"at": "2026-11-01 12:00", "hash": ""}})
 
 
 def test_a_claim_that_runs_suggested_has_seeds_of_its_own(tmp_path: Path) -> None:
@@ -311,44 +401,3 @@ def test_p_values_are_adjusted_for_the_arms_that_share_a_baseline() -> None:
     raw = [arms[name]["difference"]["p_value"] for name in "abc"]
     assert [arms[name]["p_holm"] for name in "abc"] == pytest.approx(holm(raw))
     assert arms["on-policy"]["p_holm"] is None
-
-
-BASELINE = Arm(name="grpo", method="grpo", baseline="grpo")
-ROW = FreshRow(
-    token_ids=np.array([1], dtype=np.int32), behaviour_logprobs=np.array([-1], dtype=np.float32), entropy=1.0, nll=1.0
-)
-
-
-def run_of(root: Path, arm: Arm, steps: Sequence[str], selected: int = 0) -> StudyRun:
-    """A finished run that rolled out these questions, one digit each; in step `selected` a row of its first one."""
-    folder = root / arm.name
-    with create(folder / "replay") as buffer:
-        for step, questions in enumerate(steps, start=1):
-            if step == selected:
-                replay(buffer, step, candidates_of(buffer, f"q{steps[0][0]}"), 0)
-            for question in questions:
-                record(
-                    buffer,
-                    Visit(
-                        question_id=f"q{question}", step=step, weight_version=step, success_count=1,
-                        num_fresh_successes=1, num_replayed=0, verifier_failed=False,
-                        rows=[replace(ROW, token_ids=np.array([step], dtype=np.int32))],
-                    )
-                )  # fmt: skip
-            buffer.flush(step)
-    (folder / "summary.json").write_text('{"steps": 150, "finished": "steps reached"}')
-    return StudyRun(arm=arm, seed=0, folder=folder, config=build_config(method=arm.method))
-
-
-def test_the_first_step_with_another_fresh_question(tmp_path: Path) -> None:
-    """A replayed question stands in for a fresh one: the next fresh one is the baseline's all the same."""
-    runs = [
-        run_of(tmp_path, BASELINE, ["12", "34", "56"]),
-        run_of(tmp_path, Arm(name="replays", method="exgrpo", baseline="grpo"), ["12", "13", "45"], selected=2),
-        run_of(tmp_path, Arm(name="rounds", method="dapo", baseline="grpo"), ["12", "354", "6"]),
-    ]
-    study = Study(name="s", folder=tmp_path, arms=tuple(run.arm for run in runs), runs=tuple(runs))
-    assert divergence_by_arm(study) == {"replays": {0: None}, "rounds": {0: 2}}
-    (tmp_path / "rounds" / "replay" / "ledger.json").unlink()
-    with pytest.warns(DamageWarning, match=r"not said of rounds, seed 0, where its questions part: .*ledger\.json"):
-        assert divergence_by_arm(study) == {"replays": {0: None}}

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from exgrpo_cli.algo.batching import MiniBatch
-from exgrpo_cli.base.types import Verdict
+from exgrpo_cli.base.types import Grade, Verdict
 from exgrpo_cli.engines.policy.policy import Policy, UpdateReport
-from exgrpo_cli.grading import GradingItem, GradingPool
+from exgrpo_cli.training.state import Parts
+from exgrpo_cli.training.step import rollouts
+from exgrpo_cli.training.step.groups import UnderWay
 
 
 @pytest.fixture
@@ -27,28 +29,26 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[MiniBatch]:
 
 @pytest.fixture
 def verdicts(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[Sequence[int | None]], int], None]:
-    """`verdicts(rounds, K)`: each call of the graders finds so many of K right, the first of a group; None: all of them
-    time out.
-
-    The gold answers, which a run grades first, are told by their number: it must not be a multiple of K.
+    """`verdicts(rounds, K)`: in each round so many rollouts of each group are right out of K, the first ones; None: all
+    of them time out.
     """
-    check_answers = GradingPool.grade
+    really = rollouts.grade
 
-    def group(count: int | None, size: int) -> list[Verdict]:
+    def group(count: int | None, size: int) -> list[Grade]:
         if count is None:
-            return [Verdict.TIMEOUT] * size
-        return [Verdict.CORRECT] * count + [Verdict.WRONG] * (size - count)
+            return [Grade.of(Verdict.TIMEOUT)] * size
+        return [Grade.of(Verdict.CORRECT)] * count + [Grade.of(Verdict.WRONG)] * (size - count)
 
     def give(rounds: Sequence[Sequence[int | None]], group_size: int) -> None:
         calls = iter(rounds)
 
-        def grade(pool: GradingPool, items: Sequence[GradingItem]) -> list[Verdict]:
-            if len(items) % group_size:
-                return check_answers(pool, items)
-            counts = next(calls)
-            assert len(items) == group_size * len(counts)
-            return [verdict for count in counts for verdict in group(count, group_size)]
+        def grade(parts: Parts, groups: Sequence[UnderWay], begun: rollouts.Begun) -> None:
+            really(parts, groups, begun)
+            for own, count in zip(groups, next(calls), strict=True):
+                assert len(own.rollouts) == group_size
+                for member, given in enumerate(group(count, group_size)):
+                    own.grades[member] = own.grades[member][0], given
 
-        monkeypatch.setattr(GradingPool, "grade", grade)
+        monkeypatch.setattr(rollouts, "grade", grade)
 
     return give

@@ -6,7 +6,7 @@ must end as one that did not, and its ledger and mini-batches must agree on who 
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from run_leaves import assert_same_run, metrics
 from exgrpo_cli.algo.batching import MiniBatch
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.reporter import SilentReporter
-from exgrpo_cli.base.types import Verdict
+from exgrpo_cli.base.types import Grade, Verdict
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines.policy.policy import Policy, rows_with_gradient
 from exgrpo_cli.grading import GradingItem, GradingPool
@@ -61,21 +61,16 @@ class Crash(BaseException):
     """Stands for a run's sudden end."""
 
 
-def grade(pool: GradingPool, items: Sequence[GradingItem]) -> list[Verdict]:
-    """Right by chance, of some golds more often than of others; the golds themselves are right."""
+def grade(pool: GradingPool, item: GradingItem) -> Callable[[], Grade]:
+    """Right by chance, of some golds more often than of others."""
 
     def chance(text: str) -> float:
         return int(sha256(text.encode()).hexdigest()[:8], 16) / 2**32
 
-    def verdict(item: GradingItem) -> Verdict:
-        if len(items) % K:
-            return Verdict.CORRECT
-        if chance("fails" + item.response) < 0.02:
-            return Verdict.TIMEOUT
-        easy = 0.5 + 1.2 * (chance(item.gold) - 0.5)
-        return Verdict.CORRECT if chance(item.gold + item.response) < easy else Verdict.WRONG
-
-    return [verdict(item) for item in items]
+    if chance("fails" + item.response) < 0.02:
+        return lambda: Grade.of(Verdict.TIMEOUT)
+    is_right = chance(item.gold + item.response) < 0.5 + 1.2 * (chance(item.gold) - 0.5)
+    return lambda: Grade.of(Verdict.CORRECT if is_right else Verdict.WRONG)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +78,7 @@ def pool(small_config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that stored everything."""
     run = tmp_path_factory.mktemp("pool") / "run"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(GradingPool, "grade", grade)
+        patched.setattr(GradingPool, "judge", grade)
         train(small_config(*BASE, *POOL), run, reporter=SilentReporter())
     return run
 
@@ -104,7 +99,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, MiniBatch]]:
         seen[:] = [each for each in seen if each[0] < step]
         return run_step(parts, state, step, *rest)
 
-    monkeypatch.setattr(GradingPool, "grade", grade)
+    monkeypatch.setattr(GradingPool, "judge", grade)
     monkeypatch.setattr(Policy, "update", noted)
     monkeypatch.setattr(run_module, "run_step", begun)
     return seen

@@ -13,7 +13,6 @@ from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.engines.policy.policy import reading_file
 from exgrpo_cli.training.start import remember_run
 
-TORN = (b'{"folder": "x", "func', b"\xff\xfe\n[[[\n", b"[" * 100_000, b"\n\n3\n")
 EVIL = 'from pathlib import Path\n\nPath("was-here").touch()\n\n\ndef score(*given):\n    return given\n'
 
 
@@ -60,11 +59,7 @@ def test_code_runs_where_it_is_allowed_or_typed(foreign: Path, tmp_path: Path) -
     assert run(["train", "--config", "theirs/config.toml", *typed, "--dry-run"]) == 0
 
 
-@pytest.mark.parametrize("torn", [b"", *TORN], ids=range(5))
-def test_an_own_run_goes_on_as_long_as_its_functions_are_the_same(foreign, tmp_path, torn, capsys) -> None:
-    """Whatever a killed process has left in the list of own runs before."""
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "own-runs.jsonl").write_bytes(torn)
+def test_an_own_run_goes_on_as_long_as_its_functions_are_the_same(foreign, tmp_path, capsys) -> None:
     remember_run(foreign, build_config(assignments=["grading.grader=python:evil:score"]))
     assert run(["train", "--resume", "--output", "theirs", "--dry-run"]) == 2
     # The code is let through; what stops this one is that the folder holds no questions.

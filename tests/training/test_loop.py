@@ -4,14 +4,19 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from run_leaves import assert_same_run, assert_same_weights, killed, metrics, timeless, train_and_die
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.reporter import SilentReporter, make_reporter
+from exgrpo_cli.engines.generators import ASLEEP
+from exgrpo_cli.engines.hf.generator import HFGenerator
+from exgrpo_cli.engines.policy.policy import Policy
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.show import statistics
 from exgrpo_cli.training.run import train
@@ -77,6 +82,34 @@ def test_validation_between_the_steps_changes_nothing_and_the_last_is_not_made_t
     assert scores[0] == scores[1]
 
 
+def test_nothing_is_scored_while_the_rollout_engine_is_awake(
+    small_config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that gives its weights back, as vllm does: all steps are mixed, the second ends with a validation."""
+    config = small_config("run.steps=4", "replay.start_threshold=0", "validation.every=2")
+    train(config, tmp_path / "plain", reporter=SilentReporter())
+    awake: list[bool] = [False]
+    scored: list[bool] = []
+
+    def sleep(generator: HFGenerator) -> None:
+        generator.weight_version, awake[0] = ASLEEP, False
+
+    def sync(generator: HFGenerator, *sent: object, real=HFGenerator.sync) -> None:
+        real(generator, *sent)
+        awake[0] = True
+
+    def score(policy: Policy, rows: list, real=Policy.score) -> object:
+        scored.extend([awake[0]] * len(rows))
+        return real(policy, rows)
+
+    monkeypatch.setattr(HFGenerator, "sleep", sleep)
+    monkeypatch.setattr(HFGenerator, "sync", sync)
+    monkeypatch.setattr(Policy, "score", score)
+    train(config, tmp_path / "run", reporter=SilentReporter())
+    assert scored and not any(scored)
+    assert_same_run(tmp_path / "plain", tmp_path / "run")
+
+
 def test_all_questions_retired_ends_the_run_normally(small_config, tmp_path: Path) -> None:
     """A grader that accepts every answer soon retires all 20 questions; batches shrink as they run out."""
     config = small_config("arithmetic.num_train=20", "run.steps=50", "grading.grader=python:accept_all:grade")
@@ -89,6 +122,31 @@ def test_all_questions_retired_ends_the_run_normally(small_config, tmp_path: Pat
         assert events[(events.question_id == question_id) & (events.step > step)].empty, "never visited again"
     assert lines[-1]["replay/retired"] == 20
     assert lines[-1].get("batch/questions", 0) < lines[0]["batch/questions"] == 8
+
+
+def test_answers_are_graded_while_others_are_sampled(small_config, tmp_path: Path, monkeypatch) -> None:
+    """The first step's sampler does not end before a grader has seen two of its answers; results are the same."""
+    seen = tmp_path / "seen"
+    code = f"def grade(gold, text):\n    open({str(seen)!r}, 'a').write('x')\n    return text == gold\n"
+    (tmp_path / "graders" / "notes_it.py").write_text(code)
+    config = small_config("run.steps=2", "grading.grader=python:notes_it:grade", "replay.start_threshold=0")
+    train(config, tmp_path / "plain", reporter=SilentReporter())
+    waited = []
+
+    def generate(generator: HFGenerator, *asked: Any, real=HFGenerator.generate, **more: Any):
+        seen.unlink(missing_ok=True)
+        groups = real(generator, *asked, **more)
+        deadline = time.monotonic() + 60
+        # The held-out questions come first, and a last time with known answers.
+        while len(waited) == 1 and not (seen.exists() and seen.stat().st_size > 1) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        waited.append(time.monotonic() < deadline)
+        return groups
+
+    monkeypatch.setattr(HFGenerator, "generate", generate)
+    train(config, tmp_path / "run", reporter=SilentReporter())
+    assert waited == [True] * 4
+    assert_same_run(tmp_path / "plain", tmp_path / "run")
 
 
 @pytest.fixture(autouse=True)

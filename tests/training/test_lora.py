@@ -159,6 +159,12 @@ def test_a_sampler_that_lacks_part_of_the_adapter_stops_the_run(small_config, tm
             ["lora.rank=8", "optim.engine=deepspeed", "optim.zero_stage=3"],
             "lora.rank = 8 contradicts optim.zero_stage = 3",
         ),
+        (["lora.sync=adapter"], "lora.sync = 'adapter' contradicts lora.rank = -1"),
+        (["lora.rank=8", "lora.sync=adapter"], "lora.sync = 'adapter' contradicts rollout.engine = 'hf': hf samples"),
+        (
+            ["lora.rank=600", "lora.sync=adapter", "rollout.engine=vllm"],
+            "lora.rank = 600 contradicts lora.sync = 'adapter': vLLM takes adapters up to rank 512;",
+        ),
         (["lora.rank=8", "lora.targets=qproj"], "lora.targets names 'qproj'"),
     ],
 )

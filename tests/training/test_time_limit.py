@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.ranks import Ranks
-from exgrpo_cli.runs.folder import RunFolder
+from exgrpo_cli.runs.folder import RunFolder, complete_steps
 from exgrpo_cli.runs.watchdog import TimeLimit, Watchdog
 from exgrpo_cli.training import run as run_module
 from exgrpo_cli.training.run import train
@@ -38,7 +39,7 @@ def test_other_texts_are_refused_with_the_text_and_an_example(text):
     assert repr(text) in str(refused.value)
 
 
-def test_a_limit_is_near_when_the_longest_step_and_a_checkpoint_would_not_fit():
+def test_a_limit_is_near_when_the_longest_step_and_a_checkpoint_would_not_fit(monkeypatch):
     limit = TimeLimit(seconds=1000.0)
     assert not limit.is_near
     limit.count_step(500.0)
@@ -47,10 +48,19 @@ def test_a_limit_is_near_when_the_longest_step_and_a_checkpoint_would_not_fit():
     # 500 for a step and twice 250 for the checkpoint leave nothing.
     limit.count_save(250.0)
     assert limit.is_near
+    # Two minutes for a checkpoint, and Slurm ends the job in five: a step of 50 s has room, one of 70 has none.
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(round(time.time()) + 300))
+    job = TimeLimit.of_job()
+    job.count_save(120.0)
+    job.count_step(50.0)
+    assert not job.is_near
+    job.count_step(70.0)
+    assert job.is_near
 
 
 @pytest.mark.engines
-def test_a_run_near_its_limit_saves_stops_and_goes_on(small_config, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("by", ["--time-limit", "Slurm"])
+def test_a_run_near_its_limit_saves_stops_and_goes_on(by, small_config, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "settings.toml").write_text(to_toml(small_config("run.steps=3", "run.save_every=3")))
     started = ["train", "--quiet", "--config", "settings.toml", "--output", "run"]
@@ -59,11 +69,21 @@ def test_a_run_near_its_limit_saves_stops_and_goes_on(small_config, tmp_path, mo
     # However fast this machine is, a second step is taken not to fit.
     count_step = TimeLimit.count_step
     monkeypatch.setattr(TimeLimit, "count_step", lambda self, seconds: count_step(self, max(seconds, 90.0)))
-    assert run([*started, "--time-limit", "90s"]) == 130
+    if by == "Slurm":
+        monkeypatch.setenv("SLURM_JOB_END_TIME", str(round(time.time()) + 90))
+    assert run([*started, *(["--time-limit", "90s"] if by == "--time-limit" else [])]) == 130
     assert "the time limit is near: stopped after step 1 of 3, state saved" in capsys.readouterr().err
     assert (tmp_path / "run" / "checkpoints" / "latest").read_text().strip() == "step-000001"
     assert run(["train", "--quiet", "--resume", "--output", "run", "--time-limit", "1d"]) == 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 3
+
+
+def test_a_checkpoint_is_due_by_time_too(small_config, tmp_path):
+    settings = ("data.heldout=none", "run.steps=3", "run.save_every=100", "run.keep_checkpoints=0")
+    for minutes, saved in ((1e-9, [1, 2, 3]), (0.0, [3]), (1e5, [3])):
+        config = small_config(*settings, f"run.save_minutes={minutes}")
+        train(config, tmp_path / f"{minutes}", reporter=SilentReporter())
+        assert complete_steps(tmp_path / f"{minutes}" / "checkpoints") == saved
 
 
 @pytest.mark.engines

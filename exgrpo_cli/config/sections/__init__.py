@@ -32,6 +32,7 @@ POSITIVE = Bound(lambda value: 0 < value < math.inf, "a finite number above 0")
 NON_NEGATIVE = Bound(lambda value: 0 <= value < math.inf, "a finite number of at least 0")
 FINITE = Bound(math.isfinite, "a finite number")
 FRACTION = Bound(lambda value: 0 <= value < 1, "a number from 0 on, below 1")
+SHARE_OF_ONE = Bound(lambda value: 0 < value <= 1, "a number above 0, at most 1")
 DURATION = Bound(lambda value: 0 < value <= 1e6, "a number above 0, at most 1,000,000")
 PAUSE = Bound(lambda value: 0 <= value <= 1e6, "a number from 0 to 1,000,000")
 NAMED = Bound(lambda text: text.strip() not in ("", "."), "the name of a set, a file or a folder below this one")
@@ -84,6 +85,8 @@ def setting(
     table = {SET: needs} if isinstance(needs, Needs) else needs or {}
     metadata = {"within": within, "needs": table, "role": role, "pinned": pinned, "resumable": resumable}
     metadata |= {"runs": runs}
+    if isinstance(default, dict):
+        return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
@@ -94,7 +97,7 @@ def check(section: str, settings: Any) -> None:
         if isinstance(within, Bound):
             within.check(name, value)
         elif within:
-            for item in value if isinstance(value, tuple) else (value,):
+            for item in value if isinstance(value, tuple | dict) else (value,):
                 require_known(name, item, within)
     if getattr(settings, "enabled", True):
         for each in fields(settings):
@@ -102,7 +105,9 @@ def check(section: str, settings: Any) -> None:
 
 
 def _check_needs(section: str, settings: Any, own: Field[Any]) -> None:
-    table, value = own.metadata.get("needs", {}), getattr(settings, own.name)
+    table, value = own.metadata.get("needs"), getattr(settings, own.name)
+    if not table:
+        return
     kind = PREFIX if isinstance(value, str) and value.startswith(PREFIX) else value
     needs: Needs | None = table.get(kind) or (table.get(SET) if value != own.default else None)
     others, wanted, stated = needs.others if needs else {}, [], []

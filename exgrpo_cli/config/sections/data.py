@@ -3,11 +3,12 @@
 import json
 import math
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Literal
 
 from exgrpo_cli.config.names import is_made
-from exgrpo_cli.config.sections import NAMED, NON_NEGATIVE, POSITIVE, Bound, between, require, setting
+from exgrpo_cli.config.sections import FRACTION, NAMED, NON_NEGATIVE, POSITIVE, Bound, between, require, setting
 
 
 def share_of(heldout: str) -> float | None:
@@ -59,6 +60,15 @@ class DataSettings:
     """Whether a response without `\\boxed{}` has no answer; "auto" asks where the template's text asks for a box."""
     max_prompt_tokens: int = setting(1024, POSITIVE)
     """A longer prompt is refused before the run starts."""
+    barred: float = setting(0.0, FRACTION)
+    """Share of the training questions, chosen by `run.seed`, that are rolled out and never replayed: compared with the
+    others they tell what replay itself does to the questions that it replays."""
+
+    def is_barred(self, question_id: str, seed: int) -> bool:
+        """Whether a training question is barred from replay in runs of a seed: by a hash of the two, so that ranks and
+        resumed runs agree and no generator is asked."""
+        digest = blake2b(question_id.encode(), digest_size=8, key=str(seed).encode()).digest()
+        return int.from_bytes(digest, "big") < self.barred * 2**64
 
     @property
     def has_heldout(self) -> bool:
@@ -130,6 +140,10 @@ class CountdownSettings:
     """Held-out questions, disjoint from the training ones by construction."""
     levels: tuple[int, ...] = setting((3, 4), distinct_levels(3, 6))
     """Numbers of a question, in equal shares."""
+    largest: int = setting(9, between(9, 50))
+    """Largest number of a question. Above 9 each question has one above 9, and held-out questions of eight seeds in a
+    row have none in common: new questions for every study. The tiny backbone's start is then that of
+    `tiny.task = "countdown-20"`, as in the regime `search-20`."""
     seed: int = setting(0, NON_NEGATIVE)
     """Seed of the question set; independent of run.seed, so that runs of several seeds share their questions."""
 

@@ -1,5 +1,6 @@
 """The run as a whole: model, rollouts, grading, optimizer, validation; and the job that a cluster is asked for."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from exgrpo_cli.config.sections import (
     PAUSE,
     POSITIVE,
     SET,
+    SHARE_OF_ONE,
     Bound,
     Needs,
     at_least,
@@ -22,7 +24,13 @@ from exgrpo_cli.config.sections import (
 )
 
 _FULL = Needs("all weights are trained", rank=SET)
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM makes room for; an adapter of another one takes the next."""
 Budget = Literal["steps", "generated", "trained", "seconds"]
+BUCKET_ELEMENTS = 2**28
+"""Gradients that DeepSpeed reduces at a time, for which it takes room during a backward pass."""
+MOST_WORKERS = 8
+"""Grading processes that are started unasked."""
 BUDGET_STEPS = 4
 """Most steps of a run with another budget, as a multiple of `run.steps`: what hardly spends anything ends too."""
 
@@ -59,12 +67,16 @@ class RunSettings:
     that hang in `stacks/`; 0 waits without limit."""
     save_every: int = setting(25, POSITIVE, role="machine")
     """Steps between checkpoints; the last step is always saved."""
+    save_minutes: float = setting(20.0, PAUSE, role="machine")
+    """Minutes after a checkpoint from which on the next step that ends is saved as well; 0 goes by steps alone."""
     keep_checkpoints: int = setting(2, NON_NEGATIVE, role="machine")
     """Newest checkpoints kept; the best by validation is kept besides. 0 keeps all."""
     samples_per_step: int = setting(4, NON_NEGATIVE, role="machine")
     """Rollouts a step written to `samples/`."""
     plots: bool = setting(True, role="machine")
     """Draw `plots/` when the run ends; `exgrpo replay-stats` draws the replay ones at any time."""
+    claims: tuple[str, ...] = setting((), ONE_LINE, role="run", resumable=True)
+    """Claims that the run is for, each with the hash that it had when the run was begun; `ablate --claim` sets it."""
     log: tuple[str, ...] = setting((), ("tensorboard", "wandb"), role="machine")
     """Trackers besides the journal: "tensorboard", "wandb"."""
 
@@ -91,7 +103,7 @@ class BackboneSettings:
     name: str = "tiny"
     """Name of the backbone preset, or of the model when `source` is given on the command line."""
     source: str = setting("tiny", Bound(bool, "tiny, a folder, a GGUF file or a hub id"))
-    """`tiny` (built in), a local Hugging Face folder, or a hub id."""
+    """`tiny` (built in), a local Hugging Face folder, a GGUF file, or a hub id."""
     revision: str = "main"
     """Hub revision."""
     dtype: Literal["auto", "float32", "bfloat16"] = setting("auto", role="machine")
@@ -121,7 +133,8 @@ class TinySettings:
     ffn_size: int = setting(256, between(1, 2**20))
     """Columns inside a layer's feed-forward part."""
     task: str = setting("arithmetic", TINY_TASKS)
-    """Task whose traces it starts from: `arithmetic`, `countdown` or `modular`. It follows `data.train`."""
+    """Task whose traces it starts from: `arithmetic`, `countdown`, `countdown-20` (numbers to 20) or
+    `modular`. It follows `data.train`."""
     warm_start_steps: int = setting(300, POSITIVE)
     """Supervised updates; fewer make a weaker start."""
     warm_start_batch: int = setting(32, POSITIVE)
@@ -166,6 +179,8 @@ class LoraSettings:
     """Training refuses anything but 0: the ratios of a policy with dropout are random."""
     learning_rate_factor: float = setting(10.0, POSITIVE, _FULL)
     """The adapter's learning rate as a multiple of `optim.learning_rate`, which is meant for all weights."""
+    sync: Literal["merged", "adapter"] = setting("merged", needs=_FULL)
+    """Weights that vLLM is handed: all of them, `merged`, or the `adapter` alone, which it applies itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,6 +195,9 @@ class RolloutSettings:
     """B: questions per step, fresh and experiential together."""
     max_rounds: int = setting(1, POSITIVE)
     """Rounds of fresh questions a step draws until B of its fresh groups are mixed; then only those train. 1 is off."""
+    carry_over: float = setting(0.0, FRACTION, Needs("a round waits for all its rollouts", max_rounds=1))
+    """Share of the groups under way that a step does not wait for: their rollouts go on in the next step, with the
+    weights of then. A step trains B groups and has B / (1 - share) under way. 0 is off."""
     temperature: float = setting(1.0, POSITIVE)
     """T: every log-prob and entropy of training is of softmax(logits / T)."""
     top_p: float = setting(1.0, Bound(lambda p: p == 1, "1.0: the ratios of a truncated policy are undefined"))
@@ -198,10 +216,18 @@ class RolloutSettings:
     and its entropies, for the trainer's own, which checks one rollout in 16: a pass less. "auto" is `sampler` for
     `hf` rollouts of a `torch` policy in float32 on a CPU, where both are the same numbers but for rounding, else
     `trainer`."""
+    max_logprob_gap: float = setting(0.0, NON_NEGATIVE, role="machine", resumable=True)
+    """Mean |log pi_trainer - log pi_engine| of a step's tokens beyond which the run stops. 0 is 1e-3 in float32, and in
+    bfloat16 0.05 or, where that is more, twice the gap of the first steps, in proportion to the entropy since."""
     tensor_parallel: int = setting(1, POSITIVE, Needs("hf holds the whole model on each rank", engine="vllm"))
     """GPUs per vllm engine."""
-    gpu_memory_fraction: float = setting(0.5, between(0, 1), role="machine")
-    """Share of a GPU's memory the vllm engine may take while awake."""
+    gpu_memory_fraction: float = setting(0.0, between(0, 1), role="machine")
+    """Share of a GPU's memory the vllm engine may take while awake; 0 is what the trainer leaves, up to 0.9."""
+
+    @property
+    def groups_under_way(self) -> int:
+        """Groups that a step samples, of which it trains B."""
+        return math.ceil(round(self.questions_per_step / (1 - self.carry_over), 9))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,8 +236,13 @@ class GradingSettings:
 
     grader: str = setting("math", (*GRADERS, PREFIX))
     """`math` (math-verify), `choice`, `exact`, `oat`, or `python:module:function`."""
-    workers: int = setting(1, POSITIVE, role="machine")
-    """Worker processes."""
+    rewards: dict[str, float] = setting({}, (*GRADERS, PREFIX))
+    """Weights of several graders whose sum is the reward, such as `{"python:my:format" = 0.2}`; that of `grader` is 1
+    unless it is among them. Whether an answer is correct is for `grader` alone to say."""
+    success_at: float = setting(1.0, SHARE_OF_ONE)
+    """Least reward of `grader` that counts as correct, where it gives part of a point and does not say so itself."""
+    workers: int = setting(0, NON_NEGATIVE, role="machine", pinned=True)
+    """Worker processes of each rank; 0 is its part of half the cores, up to 8."""
     deadline_seconds: float = setting(5.0, DURATION, role="machine")
     """CPU time one answer may take before its worker is killed and the verdict is timeout; four times that on the
     clock."""
@@ -226,8 +257,9 @@ class GradingSettings:
 class OptimSettings:
     """The optimizer and how a step's batch is cut into updates."""
 
-    engine: Literal["torch", "deepspeed"] = "torch"
-    """`torch` needs nothing besides; `deepspeed` shards the optimizer over ranks (extra `deepspeed`)."""
+    engine: Literal["torch", "deepspeed", "auto"] = setting("torch", role="machine", pinned=True)
+    """`torch` needs nothing besides; `deepspeed` shards the optimizer over ranks (extra `deepspeed`). "auto" is `torch`
+    for one rank that does not `offload`, else `deepspeed`."""
     learning_rate: float = setting(1e-6, POSITIVE)
     """Peak learning rate of AdamW."""
     schedule: Literal["constant", "linear"] = "constant"
@@ -251,7 +283,7 @@ class OptimSettings:
     microbatch_tokens: int = setting(16384, POSITIVE)
     """Token budget (prompt and response, padding included) of one forward and backward pass."""
     matmul_dtype: Literal["float32", "bfloat16"] = setting(
-        "float32", needs=Needs("DeepSpeed multiplies in backbone.dtype", engine="torch")
+        "float32", needs=Needs("DeepSpeed multiplies in backbone.dtype", engine=("torch", "auto"))
     )
     """Factors of the layers' matmuls on a CPU. bfloat16 is faster where the processor has it; weights stay float32."""
     grad_clip: float = setting(1.0, POSITIVE)
@@ -264,8 +296,10 @@ class OptimSettings:
     """DeepSpeed ZeRO stage."""
     offload: bool = False
     """DeepSpeed: keep optimizer state in CPU memory."""
+    moments: Literal["float32", "8bit"] = setting("float32", needs=Needs("DeepSpeed has its own Adam", engine="torch"))
+    """Adam's two moments of a weight: 8 bytes, or 2 (extra `8bit`), in blocks of 256 with a scale each."""
     offload_during_rollouts: bool = setting(
-        False, needs=Needs("DeepSpeed has optim.offload", engine="torch"), role="machine"
+        False, needs=Needs("DeepSpeed has optim.offload", engine=("torch", "auto")), role="machine"
     )
     """The torch engine: keep optimizer state and master weights in CPU memory between updates."""
 
@@ -273,6 +307,12 @@ class OptimSettings:
         ends_early = self.schedule == "linear" and 0 < self.horizon <= self.warmup_steps
         bound = f"more than optim.warmup_steps = {self.warmup_steps}: a linear schedule ends at the horizon"
         require(not ends_early, "optim.horizon", self.horizon, bound)
+
+    def engine_of(self, num_ranks: int) -> Literal["torch", "deepspeed", "auto"]:
+        """The engine that so many ranks take; "auto" stays while their number is not known (0)."""
+        if self.engine != "auto" or num_ranks == 0:
+            return self.engine
+        return "deepspeed" if num_ranks > 1 or self.offload else "torch"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -285,6 +325,11 @@ class ValidationSettings:
     """Rollouts per held-out question."""
     temperature: float = setting(1.0, POSITIVE)
     """T of the answers to held-out questions."""
+    temperatures: tuple[float, ...] = setting(
+        (), Bound(lambda each: all(0 < t < math.inf for t in each), "finite numbers above 0")
+    )
+    """More temperatures at which held-out questions are asked after training, each in a pass of its own: whether an arm
+    is ahead at one of them alone (endpoints `pass_at_1@T`, `pass_at_n@T`)."""
     top_p: float = setting(1.0, Bound(lambda p: 0 < p <= 1, "a number above 0, at most 1, which switches it off"))
     """Most likely tokens that are kept, as a share of the probability."""
     max_questions: int = setting(0, NON_NEGATIVE)

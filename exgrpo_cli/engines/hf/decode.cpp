@@ -303,20 +303,6 @@ static void draw(float* logits, int64_t vocab, float temperature, float uniform,
   if (entropy) *entropy = static_cast<float>(log_whole - weighted / whole);
 }
 
-// Lay a weight's rows into panels: row o as column at + o % lanes of panel o / lanes, counted from `start` on.
-extern "C" void pack(const float* weight, int64_t outs, int64_t ins, int64_t start, int64_t lanes, int64_t at,
-                     int64_t threads, float* packed) {
-  constexpr int64_t SOME = 16;  // inputs at a time: lines that stay in the cache until they are full
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-  for (int64_t p = start / lanes; p <= (start + outs - 1) / lanes; ++p)
-    for (int64_t some = 0; some < ins; some += SOME)
-      for (int64_t o = std::max(start, p * lanes); o < std::min(start + outs, (p + 1) * lanes); ++o) {
-        const float* from = weight + (o - start) * ins;
-        float* to = packed + p * ins * PANEL + at + o - p * lanes;
-        for (int64_t k = some; k < std::min(some + SOME, ins); ++k) to[k * PANEL] = from[k];
-      }
-}
-
 // Extend each row by `tokens`, and draw what follows: `drawn`, `logprobs`, and `entropies` unless null. With `logits`,
 // [count][vocab], these are written and nothing is drawn.
 extern "C" void decode_step(const Model* model, int64_t count, Row* rows, const int64_t* tokens, const float* uniforms,

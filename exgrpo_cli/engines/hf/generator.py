@@ -24,7 +24,7 @@ from exgrpo_cli.algo.cpu import use_fast_matmuls
 from exgrpo_cli.base.errors import RunError, ToolkitWarning
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason
 from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm, to_device, use_attention
-from exgrpo_cli.engines.generators import OnFinished, Place, Score, in_order
+from exgrpo_cli.engines.generators import Enough, OnFinished, Place, Requests, Score, in_order, places_of
 from exgrpo_cli.engines.hf.cache import GROUPED_DECODING, SlotDecoder
 from exgrpo_cli.engines.hf.native import NativeDecoder, NativeModel, usable_library
 from exgrpo_cli.engines.hf.prompts import StartingRows, starting_rows
@@ -54,7 +54,7 @@ class HFGenerator:
 
     @torch.inference_mode()
     def generate(
-        self, requests: Sequence[RolloutRequest], params: SamplingParams, on_finished: OnFinished | None = None
+        self, requests: Requests, params: SamplingParams, on_finished: OnFinished = None, enough: Enough = None
     ) -> list[list[Rollout]]:
         """See `Generator.generate`; rollouts come in the order in which they end."""
         self._parts.model.eval()
@@ -65,18 +65,20 @@ class HFGenerator:
         batch = DecodeBatch(self._parts, decoder, requests, params, max_rows, eos_ids, self.weight_version)
         # Set once, not once a step: transformers checks its config at every change.
         with use_attention(self._parts.body, GROUPED_DECODING):
-            while batch.waiting or batch.num_rows:
-                ended = batch.admit() if batch.waiting and batch.num_rows < max_rows else batch.step()
+            going = True
+            while going:
+                going = bool(batch.waiting or batch.num_rows) and not (enough and enough(finished.keys()))
+                go_on = batch.admit if batch.waiting and batch.num_rows < max_rows else batch.step
+                # Rows that ended since the last look for them come with those that are cut short.
+                ended = go_on() if going else batch.cut_short()
                 finished |= ended
-                if on_finished is not None:
-                    for (request, _), rollout in ended:
+                for (request, _), rollout in ended:
+                    if on_finished is not None and not rollout.is_unfinished:
                         on_finished(request, rollout)
         return in_order(requests, finished)
 
-    def _decoder(
-        self, requests: Sequence[RolloutRequest], params: SamplingParams, max_rows: int
-    ) -> SlotDecoder | NativeDecoder:
-        longest = max((len(request.prompt_ids) for request in requests), default=1)
+    def _decoder(self, requests: Requests, params: SamplingParams, max_rows: int) -> SlotDecoder | NativeDecoder:
+        longest = max((len(request.prompt_ids) - request.drawn for request in requests), default=1)
         max_tokens = params.max_new_tokens + check_every(self._parts.device) - 1
         if self._library is None or isinstance(self._library, str):
             return SlotDecoder(self._parts, params, max_rows=max_rows, max_columns=longest + max_tokens)
@@ -146,10 +148,10 @@ class DecodeBatch:
         self._unchecked = 0
         """Tokens since the last check for rows that ended."""
         self._places: list[Place] = []
-        self._state = torch.zeros(4, max_rows, dtype=torch.long, device=parts.device)
+        self._state = torch.zeros(5, max_rows, dtype=torch.long, device=parts.device)
         # Of each slot: response tokens; the newest of them, the next input; where its row records its tokens, which
-        # stay when rows move; of rows that ended twice their tokens, plus 1 at an EOS.
-        self._counts, self._newest, self._records, self._ends = self._state
+        # stay when rows move; of rows that ended twice their tokens, plus 1 at an EOS; most tokens that it may have.
+        self._counts, self._newest, self._records, self._ends, self._limits = self._state
         self._records.copy_(torch.arange(max_rows))
         most_tokens = params.max_new_tokens + check_every(parts.device) - 1
         self._tokens = torch.zeros(max_rows, most_tokens, dtype=torch.int32, device=parts.device)
@@ -167,7 +169,7 @@ class DecodeBatch:
         taken, self._left = np.split(self._left, [self.max_rows - self.num_rows])
         self.waiting -= len(taken)
         stopped = torch.isin(part.tokens, self.eos_ids).cpu().numpy()
-        ended = stopped[taken] | (self.params.max_new_tokens == 1)
+        ended = stopped[taken] | (part.limits[taken] == 1)
         self._start(part, taken[~ended])
         if not ended.any():
             return []
@@ -187,7 +189,7 @@ class DecodeBatch:
         self._newest[used] = tokens
         counts += 1
         stopped = torch.isin(tokens, self.eos_ids)
-        ended = (stopped | (counts == self.params.max_new_tokens)) & (self._ends[used] == 0)
+        ended = (stopped | (counts == self._limits[used])) & (self._ends[used] == 0)
         self._ends[used] += ended * (2 * counts + stopped)
         self._unchecked += 1
         if self._unchecked < check_every(self._device):
@@ -213,6 +215,16 @@ class DecodeBatch:
         self._numbers[:, records, 0] = part.numbers[:, chosen]
         self._counts[used] = 1
         self._ends[used] = 0
+        self._limits[used] = self._on_device(part.limits[alive])
+
+    def cut_short(self) -> list[tuple[Place, Rollout]]:
+        """Take out every row as far as it is, and those without a slot, that have no token."""
+        counts, ends = self._counts[: self.num_rows], self._ends[: self.num_rows]
+        under_way = self._take_out(torch.where(ends == 0, 2 * counts, ends).cpu().numpy())
+        places = places_of(self.requests)
+        places, none = places[len(places) - self.waiting :], np.zeros(self.waiting, dtype=np.int64)
+        columns = [np.zeros((self.waiting, 0), np.int32), *np.zeros((len(self._numbers), self.waiting, 0), np.float32)]
+        return under_way + self._rollouts(places, none, none > 0, columns)
 
     def _take_out(self, ends: Int[np.ndarray, " rows"]) -> list[tuple[Place, Rollout]]:
         gone = np.flatnonzero(ends)
@@ -237,12 +249,13 @@ class DecodeBatch:
         finished = []
         for place, count, eos, *row in zip(places, counts.tolist(), by_eos.tolist(), *columns, strict=True):
             tokens, logprobs, *entropies = (column[:count].copy() for column in row)
+            at_limit = count == self.params.max_new_tokens - self.requests[place[0]].drawn
             rollout = Rollout(
                 question_id=self.requests[place[0]].question_id,
                 member=place[1],
                 token_ids=tokens,
                 engine_logprobs=logprobs,
-                stop_reason=StopReason.EOS if eos else StopReason.LENGTH,
+                stop_reason=StopReason.EOS if eos else StopReason.LENGTH if at_limit else StopReason.UNFINISHED,
                 weight_version=self.weight_version,
                 engine_entropies=entropies[0] if entropies else None,
             )

@@ -161,13 +161,13 @@ class NativeModel:
             qkv = [getattr(attention, f"{name}_proj") for name in "qkv"]
             found = {
                 "attention_norm": layer.input_layernorm.weight,
-                "qkv": self._packed([each.weight for each in qkv]),
+                "qkv": packed([each.weight for each in qkv]),
                 "query_norm": attention.q_norm.weight if hasattr(attention, "q_norm") else None,
                 "key_norm": attention.k_norm.weight if hasattr(attention, "k_norm") else None,
-                "output": self._packed([attention.o_proj.weight]),
+                "output": packed([attention.o_proj.weight]),
                 "ffn_norm": layer.post_attention_layernorm.weight,
-                "gate_up": self._packed([mlp.gate_proj.weight, mlp.up_proj.weight], PANEL // 2),
-                "down": self._packed([mlp.down_proj.weight]),
+                "gate_up": packed([mlp.gate_proj.weight, mlp.up_proj.weight], PANEL // 2),
+                "down": packed([mlp.down_proj.weight]),
             }
             if qkv[0].bias is not None:
                 bias = torch.cat([each.bias for each in qkv])
@@ -184,28 +184,21 @@ class NativeModel:
             vocab=parts.head.weight.shape[0], threads=torch.get_num_threads(), epsilon=config.rms_norm_eps,
             scaling=body.layers[0].self_attn.scaling, layer=layers,
             embedding=self._address(model.get_input_embeddings().weight),
-            norm=self._address(body.norm.weight), head=self._address(self._packed([parts.head.weight])),
+            norm=self._address(body.norm.weight), head=self._address(packed([parts.head.weight])),
             cosines=self._address(cosines), sines=self._address(sines),
         )  # fmt: skip
-
-    def _packed(self, weights: Sequence[Tensor], lanes: int = PANEL) -> Float[Tensor, "panels ins 32"]:
-        """Panels of the weights one below the other; with fewer `lanes`, side by side in each panel."""
-        (first, *_), start = weights, 0
-        outs = len(first) if lanes < PANEL else sum(map(len, weights))
-        packed = torch.zeros(-(-outs // lanes), first.shape[1], PANEL)
-        for index, weight in enumerate(weights):
-            sizes = (*weight.shape, start, lanes, index * lanes if lanes < PANEL else 0, torch.get_num_threads())
-            held = weight.detach().contiguous()
-            self.library.pack(
-                ctypes.c_void_p(held.data_ptr()), *map(ctypes.c_int64, sizes), ctypes.c_void_p(packed.data_ptr())
-            )
-            start += 0 if lanes < PANEL else len(weight)
-        return packed
 
     def _address(self, tensor: Tensor) -> int:
         tensor = tensor.detach().contiguous()
         self._kept.append(tensor)
         return tensor.data_ptr()
+
+
+def packed(weights: Sequence[Tensor], lanes: int = PANEL) -> Float[Tensor, "panels ins 32"]:
+    """Panels of the weights one below the other; with fewer `lanes`, side by side in each panel."""
+    below = weights if lanes < PANEL else [torch.cat(list(weights))]
+    sides = [F.pad(each, (0, 0, 0, -len(each) % lanes)).unflatten(0, (-1, lanes)) for each in below]
+    return torch.cat(sides, 1).transpose(1, 2).contiguous().detach()
 
 
 class NativeDecoder:

@@ -91,6 +91,8 @@ class StartingRows(NamedTuple):
     places: Sequence[Place]
     sources: Int[np.ndarray, " rows"]
     """Numbers of their prompts in `prefilled`."""
+    limits: Int[np.ndarray, " rows"]
+    """Most tokens of each."""
     uniforms: Float32[np.ndarray, "rows tokens"]
     tokens: Int[Tensor, " rows"]
     numbers: Float[Tensor, "kinds rows"]
@@ -117,11 +119,14 @@ def starting_rows(
         begun += len(chosen)
         sources = np.array([request - prefilled.first for request, _ in chosen])
         seeds = [requests[request].seeds[member] for request, member in chosen]
-        uniforms = np.stack([row_uniforms(seed, params.max_new_tokens) for seed in seeds])
+        drawn = np.array([requests[request].drawn for request, _ in chosen])
+        # Those of tokens that are there already come last, where no row gets to.
+        every = [row_uniforms(seed, params.max_new_tokens) for seed in seeds]
+        uniforms = np.stack([np.roll(own, -num) for own, num in zip(every, drawn, strict=True)])
         logits = parts.head(prefilled.last_hidden[to_device(sources, parts.device)])
         tokens, numbers = sample_tokens(logits, to_device(uniforms[:, 0], parts.device), params)
         del logits
-        yield StartingRows(prefilled, chosen, sources, uniforms, tokens, numbers)
+        yield StartingRows(prefilled, chosen, sources, params.max_new_tokens - drawn, uniforms, tokens, numbers)
 
 
 def prefill(parts: CausalLM, requests: Sequence[RolloutRequest], first: int, attention: str) -> Prefilled:

@@ -169,7 +169,7 @@ class AdamWStepper:
         """Masters of narrower weights, then Adam's moments once the first update has made them: later ones behind."""
         state = self._optimizer.state
         stepped = [master for master in self._masters.values() if master in state]
-        moments = [state[master][name] for master in stepped for name in ("exp_avg", "exp_avg_sq")]
+        moments = [each for master in stepped for each in state[master].values() if torch.is_tensor(each) and each.ndim]
         return [*(master for _, master in self._copies), *moments]
 
     def _stored(self) -> dict[str, Tensor]:
@@ -201,16 +201,16 @@ def _master_of(parameter: nn.Parameter) -> Tensor:
     return master
 
 
-def build_adamw(parameters: Iterable[Tensor], settings: OptimSettings) -> torch.optim.AdamW:
-    """AdamW over float32 (or wider) parameters; fused, which is also the fastest on a CPU."""
-    return torch.optim.AdamW(
-        parameters,
-        lr=settings.learning_rate,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.epsilon,
-        weight_decay=settings.weight_decay,
-        fused=True,
-    )
+def build_adamw(parameters: Iterable[Tensor], settings: OptimSettings) -> torch.optim.Optimizer:
+    """AdamW over float32 (or wider) parameters: fused, which is also the fastest on a CPU; or that of bitsandbytes
+    (arXiv 2110.02861), which keeps the moments of tensors of 4,096 elements or more in a byte each."""
+    options: dict[str, Any] = {"betas": (settings.beta1, settings.beta2), "eps": settings.epsilon}
+    options |= {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+    if settings.moments == "float32":
+        return torch.optim.AdamW(parameters, fused=True, **options)
+    from bitsandbytes.optim import AdamW8bit
+
+    return AdamW8bit(parameters, **options)  # type: ignore[no-any-return]
 
 
 def skip_reason(grad_norm: float, settings: OptimSettings) -> str:

@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 from exgrpo_cli.algo.logprobs import token_logprobs
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.versions import install_command
-from exgrpo_cli.config.sections.run import OptimSettings
+from exgrpo_cli.config.sections.run import BUCKET_ELEMENTS, OptimSettings
 from exgrpo_cli.engines.causal_lm import CausalLM
 from exgrpo_cli.engines.lora import merged_weights
 from exgrpo_cli.engines.policy.adamw import build_adamw, skip_reason
@@ -48,7 +48,8 @@ def require_deepspeed(device: torch.device) -> Any:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     try:
-        import deepspeed
+        with without_prints():
+            import deepspeed
     except ImportError as error:
         raise InputError(
             f"optim.engine = 'deepspeed' needs DeepSpeed ({error}): {install_command('deepspeed')}, or use "
@@ -220,12 +221,13 @@ class BoundedNorm:
 
 
 def without_prints() -> redirect_stdout[StringIO]:
-    """Standard output is data; DeepSpeed prints what it does there for stage 1 of a bfloat16 model."""
+    """Standard output is data; DeepSpeed prints there which compilers it misses, and what it does for stage 1 of a
+    bfloat16 model."""
     return redirect_stdout(StringIO())
 
 
 def _deepspeed_config(parts: CausalLM, optim: OptimSettings) -> dict[str, Any]:
-    zero: dict[str, Any] = {"stage": optim.zero_stage, "overlap_comm": False}
+    zero: dict[str, Any] = {"stage": optim.zero_stage, "overlap_comm": False, "reduce_bucket_size": BUCKET_ELEMENTS}
     if optim.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": parts.device.type == "cuda"}
     return {
@@ -239,5 +241,7 @@ def _deepspeed_config(parts: CausalLM, optim: OptimSettings) -> dict[str, Any]:
         # An invalid norm must skip the step in bfloat16 as well.
         "bf16": {"enabled": parts.head.weight.dtype == torch.bfloat16, "check_grad_overflow": True},
         "data_types": {"grad_accum_dtype": "fp32"},
+        # In bfloat16 a sum over ranks would lose what is below 2^-9 of it.
+        "communication_data_type": "fp32",
         "steps_per_print": 2**31,
     }

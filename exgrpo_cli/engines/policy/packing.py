@@ -16,6 +16,7 @@ columns = tokens of a block's rows, asking = those of them that are queries, wid
 
 import copy
 import inspect
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -28,12 +29,12 @@ from torch.nn import functional as F
 from transformers import AttentionInterface, PreTrainedModel
 
 from exgrpo_cli.algo import batching, cpu, logprobs
-from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.errors import InputError, ToolkitWarning
 from exgrpo_cli.base.types import TokenSequence
 from exgrpo_cli.engines.causal_lm import CausalLM, refuse_unsupported, to_device, use_attention
 
 try:
-    # Torch's attention over rows of unequal length, from torch 2.10 on.
+    # Torch's attention over rows of unequal length: from torch 2.12 on also of heads that share keys.
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:
     varlen_attn = None  # type: ignore[assignment]
@@ -42,6 +43,10 @@ PROVED_LAYERS, PROVED_TOKENS = 2, 16
 """Layers and tokens of a narrow model, copied to prove packing."""
 PACKING_ROUNDINGS = 512
 """Roundings by which packed and plain hidden states may differ: many layers, two orders of summation."""
+SEGMENT_LENGTHS = (3, 5, 200)
+"""Response tokens of rows by which segments are proved: some end within a kernel's tile, one goes over several."""
+SEGMENT_ROOM = 4.0
+"""Room above the distance of blocks from float32, for that of segments: both round, in other places."""
 PACKED_CAUSAL = "exgrpo_packed_causal"
 BLOCK_PADDING = 0.1
 """Pad cells allowed in an attention block: more blocks would cost more calls than they save."""
@@ -135,7 +140,10 @@ def pack(sequences: Sequence[TokenSequence], device: torch.device, *, by_segment
         if key not in prompts:
             prompts[key] = lay(sequence.prompt_ids[prefix:], shared)
         rows.append(lay(sequence.response_ids[:-1], prompts[key]))
-    position_ids = np.empty(filled, dtype=np.int64)
+    # Inputs that nobody attends to, for products that need no copy of theirs.
+    padded = device.type == "cpu" and not by_segments and cpu.onednn_pays()
+    pieces.append(np.zeros(cpu.missing_rows(filled) if padded else 0, dtype=np.int64))
+    position_ids = np.zeros(filled + len(pieces[-1]), dtype=np.int64)
     for row in rows:
         position_ids[row] = np.arange(len(row))
     predicting = [row[len(sequence.prompt_ids) - 1 :] for row, sequence in zip(rows, sequences, strict=True)]
@@ -146,7 +154,7 @@ def pack(sequences: Sequence[TokenSequence], device: torch.device, *, by_segment
     return PackedBatch(
         input_ids=on_device(np.concatenate(pieces))[None],
         position_ids=on_device(position_ids)[None],
-        layout=segments_of(asked, device) if by_segments else attention_layout(rows, asked, device),
+        layout=segments_of(asked, device) if by_segments else attention_layout(rows, asked, len(position_ids), device),
         predicting=on_device(np.concatenate(predicting)),
         targets=on_device(np.concatenate([sequence.response_ids for sequence in sequences])),
     )
@@ -194,6 +202,27 @@ def prove_packing(parts: CausalLM) -> None:
             )
 
 
+@torch.no_grad()
+def proved_segments(parts: CausalLM) -> bool:
+    """Whether rows are packed by segments: torch has a kernel, and in the model's own precision hidden states are as
+    near to those of float32 with it as with blocks; warns where they are not. Two layers are copied."""
+    if not takes_segments(parts):
+        return False
+    ids = np.arange(max(SEGMENT_LENGTHS) + 3, dtype=np.int32) % min(PROVED_TOKENS, parts.head.weight.shape[0])
+    rows = [TokenSequence(prompt_ids=ids[:3], response_ids=ids[3 : 3 + length]) for length in SEGMENT_LENGTHS]
+    blocks, segments = (pack(rows, parts.device, by_segments=way) for way in (False, True))
+    body = _first_layers(parts.body)
+    exact = response_hidden(body, blocks)
+    precision = parts.head.weight.dtype
+    torch.nn.Module.to(body, precision)
+    near, gap = (float((response_hidden(body, each) - exact).abs().max()) for each in (blocks, segments))
+    bound = SEGMENT_ROOM * max(near, torch.finfo(precision).eps * float(exact.abs().max()))
+    if not gap <= bound:
+        slower = f"torch's attention by segments is {gap:.3g} away from float32, that by blocks {near:.3g}"
+        warnings.warn(f"{slower}: rows are packed in blocks, which takes longer.", ToolkitWarning, stacklevel=2)
+    return gap <= bound
+
+
 def _first_layers(body: PreTrainedModel) -> PreTrainedModel:
     """A float32 copy of the first layers of `body`, with the embeddings of a few tokens."""
     config = copy.deepcopy(body.config)
@@ -234,10 +263,11 @@ def segments_of(asked: Sequence[Asked], device: torch.device) -> Segments:
     return Segments(to_device(read, device), (queries, keys, most_queries, most_keys))
 
 
-def attention_layout(rows: Sequence[np.ndarray], asked: Sequence[Asked], device: torch.device) -> AttentionLayout:
+def attention_layout(
+    rows: Sequence[np.ndarray], asked: Sequence[Asked], num_packed: int, device: torch.device
+) -> AttentionLayout:
     """Blocks of whole `rows` (packed positions), or of what prompts and responses ask for, each by itself."""
-    num_packed = sum(count for count, _ in asked)
-    if sum(map(len, rows)) <= batching.MOST_REPEATED * num_packed:
+    if sum(map(len, rows)) <= batching.MOST_REPEATED * sum(count for count, _ in asked):
         asked = [(len(row), row) for row in rows]
     # A prompt's tokens may stand in several rows with the same result: whichever is written last is read.
     cell_of = np.zeros(num_packed, dtype=np.int64)

@@ -39,7 +39,7 @@ from exgrpo_cli.base.types import TokenScores, TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.run import LoraSettings, OptimSettings
 from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm, to_device, use_attention
-from exgrpo_cli.engines.lora import adapt, adapter_off, fingerprint
+from exgrpo_cli.engines.lora import adapt, adapter_off, fingerprint, unmerged_weights
 from exgrpo_cli.engines.policy import packing
 from exgrpo_cli.ranks import ALONE, Ranks
 
@@ -123,6 +123,7 @@ class Policy:
         """
         self._parts = split_causal_lm(model)
         packing.prove_packing(self._parts)
+        self._by_segments = packing.proved_segments(self._parts)
         self._reference: CausalLM | None = None
         """The frozen model of the KL penalty."""
         self.base = 0
@@ -130,6 +131,7 @@ class Policy:
         if lora.rank > 0:
             self.base = fingerprint(model)
             adapt(model, lora, seed)
+        self._unmerged = lora.sync == "adapter"
         self._rate_factor = lora.learning_rate_factor if self.base else 1.0
         if objective.kl_coefficient:
             frozen = None if self.base else copy.deepcopy(model).eval().requires_grad_(False)
@@ -138,7 +140,6 @@ class Policy:
         if gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self._stepper = make_stepper(self._parts, temperature, optim, gradient_checkpointing, ranks)
-        self._by_segments = packing.takes_segments(self._parts)
         self._temperature = temperature
         self._objective = objective
         self._optim = optim
@@ -203,6 +204,10 @@ class Policy:
         All ranks read it to its end together; a tensor holds until the next one is asked for.
         """
         return self._stepper.named_weights()
+
+    def sampled_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Weights as a generator takes them: `named_weights`, or with `lora.sync = "adapter"` `unmerged_weights`."""
+        return unmerged_weights(self.model) if self._unmerged else self.named_weights()
 
     def save(self, folder: Path) -> None:
         """Write weights and optimizer state so that `load` restores them bit for bit."""

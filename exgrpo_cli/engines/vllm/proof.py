@@ -8,14 +8,13 @@ Axes: rows, columns = those of a weight as this rank holds it; asked = columns t
 """
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int32
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.types import TokenSequence
@@ -88,15 +87,17 @@ def noted(
         yield name, weight.detach().clone()
 
 
-def held_weights(names: frozenset[str], model: nn.Module, rank: int) -> dict[str, HeldWeight]:
-    """Those of `names` that tensor-parallel rank `rank` can read back from `model`, one of vLLM's."""
+def held_weights(names: frozenset[str], model: nn.Module, rank: int, lora_rank: int = -1) -> dict[str, HeldWeight]:
+    """Those of `names` that tensor-parallel rank `rank` can read back from `model`, one of vLLM's; factors of an
+    adapter have rank `lora_rank`, and vLLM room for more."""
     modules = dict(model.named_modules(remove_duplicate=False))
     fusions: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     wholes = {part: (whole, index) for whole, parts in fusions.items() for index, part in enumerate(parts)}
     found = {}
     for name in sorted(names):
         path, _, leaf = name.rpartition(".")
-        module, rows, shard_rank = modules.get(path), slice(None), rank
+        path, _, factor = path.partition(".lora_")
+        module, rows, index, shard_rank = modules.get(path), slice(None), 0, rank
         if module is None:
             parent, _, part = path.rpartition(".")
             whole, index = wholes.get(part, ("", 0))
@@ -107,6 +108,14 @@ def held_weights(names: frozenset[str], model: nn.Module, rank: int) -> dict[str
             rows = slice(sum(sizes[:index]), sum(sizes[: index + 1]))
             # Keys and values of fewer heads than ranks are held by several of these.
             shard_rank = rank // (getattr(module, "num_kv_head_replicas", 1) if index else 1)
+        if factor:
+            stacked = getattr(module, f"lora_{factor.lower()}_stacked", ())
+            for held in stacked[index : index + 1]:
+                part = held[0, 0, :lora_rank] if factor == "A" else held[0, 0, :, :lora_rank]
+                found[name] = HeldWeight(SimpleNamespace(weight=part), leaf, slice(None), shard_rank)
+            continue
+        # What is adapted is wrapped.
+        module = getattr(module, "base_layer", module)
         if isinstance(getattr(module, leaf, None), Tensor):
             found[name] = HeldWeight(module, leaf, rows, shard_rank)
     return found
@@ -169,14 +178,6 @@ def require_arrived(sent: Sent, names: frozenset[str], held: Mapping[str, HeldWe
                 f"weight {name!r} did not reach the rollout engine: what is read back is not what was sent; its "
                 "rollouts would be stale, so the run stops."
             )
-
-
-def state_dict_names(folder: Path) -> frozenset[str]:
-    """Names of the backbone's whole state dict, without reading its weights."""
-    with torch.device("meta"):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        model: nn.Module = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", trust_remote_code=False)
-    return frozenset(model.state_dict())
 
 
 def require_equal_logprobs(

@@ -1,13 +1,14 @@
 """Countdown: make a target of given numbers, for example `2,3,4,8=26?` by `8*3+4-2`.
 
 There are thousands of ways to try and few that fit, so a solution that was found once says what trying again would take
-long to say. A question of level n has n numbers from 1 to 9, each to be used once, with + - * / and brackets; any
-expression that gives the target is right (`exgrpo_cli.grading.verifiers`).
+long to say. A question of level n has n numbers, from 1 to 9 where nothing else is said, each to be used once, with
++ - * / and brackets; any expression that gives the target is right (`exgrpo_cli.grading.verifiers`).
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
+from zlib import crc32
 
 import numpy as np
 
@@ -16,7 +17,10 @@ from exgrpo_cli.config.sections.data import CountdownSettings
 from exgrpo_cli.questions.made.pools import Pool, Split, draw_split, made_question, pool_of_key
 
 SOURCE = "countdown"
-_NUMBERS = range(1, 10)
+_USUAL = 9
+"""Largest number where nothing else is said: there are so few questions then that held-out ones of two seeds share."""
+_STUDIES = 8
+"""Parts of the other held-out questions, of which each seed has one."""
 _LARGEST = 99
 """No value on the way to a target exceeds it."""
 _POOL_KEY = b"exgrpo-countdown"
@@ -58,18 +62,20 @@ def make_countdown(settings: CountdownSettings) -> Split:
 
     def draws(level: int, pool: Pool, rng: np.random.Generator) -> Iterator[Question]:
         while True:
-            attempt = draw_solved(level, pool, rng)
+            attempt = draw_solved(level, pool, rng, settings.largest)
             asked = {"verifier": SOURCE, "numbers": sorted(attempt.numbers), "target": attempt.result}
             text = prompt_text(attempt.numbers, attempt.result)
-            yield made_question(SOURCE, text, attempt.expression(), level=level, metadata=asked)
+            own = pool is not Pool.HELDOUT or crc32(text.encode()) % _STUDIES == settings.seed % _STUDIES
+            if settings.largest <= _USUAL or (max(attempt.numbers) > _USUAL and own):
+                yield made_question(SOURCE, text, attempt.expression(), level=level, metadata=asked)
 
     return draw_split(settings, "Countdown questions", draws)
 
 
-def draw_solved(level: int, pool: Pool, rng: np.random.Generator) -> Attempt:
+def draw_solved(level: int, pool: Pool, rng: np.random.Generator, largest: int = _USUAL) -> Attempt:
     """An attempt that defines a question of this pool: its result is the target, so there is a solution."""
     while True:
-        attempt = draw_attempt(tuple(rng.integers(_NUMBERS.start, _NUMBERS.stop, size=level).tolist()), rng)
+        attempt = draw_attempt(tuple(rng.integers(1, largest + 1, size=level).tolist()), rng)
         if attempt.result > 0 and pool_of_key(prompt_text(attempt.numbers, attempt.result), _POOL_KEY) is pool:
             return attempt
 

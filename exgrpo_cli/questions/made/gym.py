@@ -42,7 +42,7 @@ def make_gym(source: str, settings: GymSettings) -> Split:
             known = {"verifier": source, "entry": {"answer": entry["answer"], "metadata": entry["metadata"]}}
             text = f"{entry['question'].strip()}\n\n{_REQUEST}"
             question = made_question(source, text, entry["answer"], metadata=known)
-            if grade_gym(question.metadata, question.answer) is Verdict.CORRECT:
+            if grade_gym(question.metadata, question.answer).verdict is Verdict.CORRECT:
                 drawn[is_train][entry["question"]] = question
             else:
                 unscored.add(entry["question"])

@@ -148,7 +148,15 @@ def _draw_heldout(axes: "Axes", heldout: Mapping[str, Scores], place_of: Any) ->
 def policy_diagnostics(metrics: RunMetrics) -> "Figure | None":
     """One small panel for each diagnostic with something to see: what was hardly ever logged, or always 0, is not."""
     panels = []
-    for title, keys in style.WORDS["panels"]["diagnostics"].items():
+    shown = style.WORDS["panels"]["diagnostics"]
+    mean, right = metrics.series("reward/mean"), metrics.series("batch/pass_at_1")
+    if not np.array_equal(mean, right, equal_nan=True):
+        parts = {name.removeprefix("reward/part/"): name for name in metrics.names("reward/part/")}
+        # Those of another scale, such as lengths, would flatten the rewards.
+        wide = {name: {"": key} for name, key in parts.items() if np.nanmax(np.abs(metrics.series(key))) > 1}
+        near = {name: key for name, key in parts.items() if name not in wide}
+        shown = {"reward and its parts": {"reward": "reward/mean", **near}} | wide | shown
+    for title, keys in shown.items():
         values = {label: metrics.series(key) for label, key in keys.items()}
         if any(np.nan_to_num(own).any() and np.isfinite(own).mean() >= LEAST_LOGGED for own in values.values()):
             lines = {label: own for label, own in values.items() if np.isfinite(own).any()}
@@ -161,12 +169,7 @@ def policy_diagnostics(metrics: RunMetrics) -> "Figure | None":
     return figure and style.entitle(figure, f"How training went: {found}{skipped:.0f} updates were skipped")
 
 
-KINDS = {
-    "replayed": "replayed",
-    "rolled_out": "rolled out, never replayed",
-    "never_seen": "never seen, same levels",
-    "heldout": "held-out, all",
-}
+KINDS: Mapping[str, str] = style.WORDS["memorising"]
 """Field of Memorising to its label."""
 MOMENTS = ("before", "after")
 

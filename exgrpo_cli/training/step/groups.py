@@ -5,19 +5,42 @@ group), or stand beside K of them (a joined one).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int32
 
 from exgrpo_cli.algo.advantages import SuccessHistory
 from exgrpo_cli.algo.batching import TrainingRow
-from exgrpo_cli.base.types import GradedRollout, Question, TokenScores, TokenSequence, Verdict
+from exgrpo_cli.base.types import Grade, GradedRollout, Question, Rollout, TokenScores, TokenSequence, Verdict
 from exgrpo_cli.replay.place import Replayed
 from exgrpo_cli.replay.store import FreshRow, Visit
 
 Advantage = Callable[[Float64[np.ndarray, " rollouts"]], Float64[np.ndarray, " rollouts"]]
 """Rewards of a group in, advantages out, in the same order."""
+
+
+NO_SCORES = TokenScores(logprobs=np.zeros(0, dtype=np.float32), entropies=np.zeros(0, dtype=np.float32))
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class UnderWay:
+    """A question's group while its rollouts are sampled: in one step or, with `rollout.carry_over`, in several."""
+
+    question_id: str
+    replayed: tuple[Replayed, ...] = ()
+    """Stored rows that stand in for rollouts."""
+    rollouts: list[Rollout] = field(default_factory=list)
+    """All of them as far as they are; none before the first step."""
+    scores: list[TokenScores] = field(default_factory=list)
+    """Log-probs and entropies of their tokens, each under pi_old of the step that sampled it."""
+    grades: dict[int, tuple[str, Grade]] = field(default_factory=dict)
+    """Text and grade of those that have ended, by member."""
+
+    def graded(self) -> tuple[GradedRollout, ...]:
+        """The rollouts of a complete group with their grades."""
+        found = ((rollout, *self.grades[member]) for member, rollout in enumerate(self.rollouts))
+        return tuple(GradedRollout(rollout=rollout, text=text, grade=grade) for rollout, text, grade in found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,19 +67,24 @@ class Group:
         return sum(member.verdict is Verdict.CORRECT for member in self.fresh)
 
     @property
+    def rewards(self) -> list[float]:
+        """Rewards of the fresh members."""
+        return [member.grade.reward for member in self.fresh]
+
+    @property
     def is_experiential(self) -> bool:
         """Replayed rows stand in for rollouts."""
         return bool(self.replayed) and not self.joined
 
     @property
     def is_mixed(self) -> bool:
-        """Some of its fresh rollouts are right and some are not; else their mean as baseline leaves no advantage."""
-        return 0 < self.num_fresh_correct < len(self.fresh)
+        """Rewards of its fresh rollouts differ; else their mean as baseline leaves no advantage."""
+        return len(set(self.rewards)) > 1
 
     @property
     def success_count(self) -> int:
         """k: over all K members where replayed rows stand in for some, else over the fresh ones."""
-        standing_in = 0 if self.joined else sum(each.trajectory.reward > 0 for each in self.replayed)
+        standing_in = 0 if self.joined else sum(each.trajectory.correct for each in self.replayed)
         return self.num_fresh_correct + standing_in
 
     @property
@@ -66,8 +94,7 @@ class Group:
 
     def advantages(self, advantage: Advantage) -> Float64[np.ndarray, " members"]:
         """Advantages, fresh members first: over all members (eq. 2 and section 4.2 of the paper) or each kind apart."""
-        fresh = [each.verdict.reward for each in self.fresh]
-        rewards = np.array(fresh + [each.trajectory.reward for each in self.replayed])
+        rewards = np.array(self.rewards + [each.trajectory.reward for each in self.replayed])
         if not (self.own_advantages and self.replayed):
             return advantage(rewards)
         return np.concatenate([advantage(rewards[: len(self.fresh)]), advantage(rewards[len(self.fresh) :])])
@@ -104,14 +131,15 @@ class Group:
         ]
         return [*fresh, *(replayed_row(each, self.prompt_ids, next(advantages)) for each in self.replayed)]
 
-    def visit(self, step: int, weight_version: int, advantage: Advantage, history: SuccessHistory | None) -> Visit:
+    def visit(self, step: int, advantage: Advantage, history: SuccessHistory | None) -> Visit:
         """The outcome for the store: fresh rollouts with the log-probs of the policy that counts as their sampler, and
         the advantages that this step trains on."""
-        advantages = iter(self.advantages(advantage).tolist())
+        advantages, rollouts = iter(self.advantages(advantage).tolist()), [member.rollout for member in self.fresh]
         return Visit(
             question_id=self.question.id,
             step=step,
-            weight_version=weight_version,
+            # That of the oldest token, where several steps have sampled the group.
+            weight_version=min(min({own.weight_version, *dict(own.earlier)}) for own in rollouts),
             success_count=self.success_count,
             num_fresh_successes=self.num_fresh_correct,
             num_replayed=0 if self.joined else len(self.replayed),
@@ -122,7 +150,9 @@ class Group:
                     behaviour_logprobs=behaviour,
                     entropy=scores.mean_entropy,
                     nll=scores.mean_nll,
-                    reward=member.verdict.reward,
+                    reward=member.grade.reward,
+                    correct=member.verdict is Verdict.CORRECT,
+                    parts=member.grade.parts,
                     advantage=next(advantages),
                 )
                 for member, scores, behaviour in zip(self.fresh, self.scores, self.behaviour_logprobs(), strict=True)

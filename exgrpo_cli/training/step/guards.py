@@ -5,7 +5,7 @@ is armed again when the condition ends; it changes nothing. Rollouts that anothe
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +32,18 @@ BURST, MEAN_BURST = 100.0, 1.5
 """Largest ratio of a fresh token, and mean one of replayed tokens, beyond which a step's importance ratios are a burst:
 healthy runs stay below 10 and at 1.0 to 1.25; single replayed tokens reach 100 and more in them too."""
 MAX_MEAN_GAPS = {"float32": 1e-3, "bfloat16": 0.05}
-"""Largest mean |log pi_trainer - log pi_engine| over the fresh tokens of a step.
+"""Largest mean |log pi_trainer - log pi_engine| over the fresh tokens of a step, unless rounding makes more.
 
-Rounding alone gave 1e-6 in float32, and in bfloat16 0.005, or 0.017 of a model with large key biases; a missed sync of
-the tiny backbone 0.125."""
+Rounding alone gave 1e-6 in float32, and in bfloat16 0.005, or 0.017 of a model with large key biases; 0.03 to 0.05 are
+published of Qwen2.5. A missed sync of the tiny backbone gave 0.125."""
+GAP_ROOM = 2.0
+"""Room above the gap of the first steps; before any of them above the bound, in bfloat16."""
+LEAST_ENTROPY = 0.1
+"""Nats a token from which on rounding grows with the entropy."""
+GAP_WARNING = 0.7
+"""Share of the bound that is worth a word."""
+GAP_GROWTH = 1.25
+"""Growth of the gap since the last word on it that is worth another."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,8 +113,11 @@ def _skipping(guards: Guards, line: Line) -> bool:
 
 
 CONDITIONS: dict[str, Callable[[Guards, Line], bool]] = {
-    "no reward": lambda guards, line: line.get("verdict/correct", 0) == 0,
-    "no mixed group": lambda guards, line: line.get("batch/solve_all", 0.0) + line.get("batch/solve_none", 0.0) >= 1.0,
+    "no reward": lambda guards, line: line.get("verdict/correct", 0) == 0 and not line.get("reward/mean"),
+    "no mixed group": lambda guards, line: (
+        line.get("batch/solve_all", 0.0) + line.get("batch/solve_none", 0.0) >= 1.0
+        and line.get("reward/mean", line.get("batch/pass_at_1")) == line.get("batch/pass_at_1")
+    ),
     "collapsed": _collapsed,
     "fallen": _fallen,
     "fresh burst": lambda guards, line: line.get("policy/ratio_fresh_max", 1.0) > BURST,
@@ -139,19 +150,33 @@ def require_current_weights(rollouts: Iterable[Rollout], weight_version: int) ->
             )
 
 
-def require_small_gap(metrics: Mapping[str, float | int], dtype: str, *, num_checked: int) -> None:
-    """Raise RunError where log-probs or entropies of engine and trainer differ by more than rounding in `dtype`.
+def gap_bound(dtype: str, asked: float, first: Sequence[tuple[float, float]], entropy: float) -> float:
+    """Largest mean gap of a step of this entropy: what is `asked`, or by gap and entropy of the run's `first` steps.
+
+    Rounding grows with the logits' spread over the tokens that are likely, and so with the entropy.
+    """
+    fixed = asked or MAX_MEAN_GAPS[dtype]
+    if asked or dtype == "float32":
+        return fixed
+    if not first:
+        return GAP_ROOM * fixed
+    gap, before = (sum(column) / len(first) for column in zip(*first, strict=True))
+    return max(fixed, GAP_ROOM * gap * max(1.0, entropy / max(before, LEAST_ENTROPY)))
+
+
+def require_small_gap(metrics: Mapping[str, float | int], dtype: str, bound: float, *, num_checked: int) -> None:
+    """Raise RunError where log-probs or entropies of engine and trainer differ by more than `bound` in `dtype`.
 
     `num_checked` rollouts were scored by both: none where all that a step asks for is replayed. Entropies are there
     where the engine tells them.
     """
     measured = "policy/logprob_gap_mean" in metrics
     assert measured or not num_checked, f"{num_checked} rollouts were scored twice, and no gap was measured"
-    bound = MAX_MEAN_GAPS[dtype]
     for name, what in (("policy/logprob_gap_mean", "log-probs"), ("policy/entropy_gap_mean", "entropies")):
         if name in metrics and not metrics[name] <= bound:
             raise RunError(
                 f"the rollout engine's {what} differ from the trainer's by {metrics[name]:.3g} a token, bound "
-                f"{bound:g} in {dtype}: it sampled with other weights, or computes the model otherwise. Go on with "
-                "--resume, which hands it the weights again; if it comes back, use another rollout.engine."
+                f"{bound:.3g} in {dtype}: it sampled with other weights, or computes the model otherwise. Go on with "
+                "--resume, which hands it the weights again; if it comes back, use another rollout.engine, or allow "
+                "more with --set rollout.max_logprob_gap."
             )

@@ -5,22 +5,25 @@ K rollouts for a fresh question; for an experiential one as many fewer as stored
 
 import itertools
 import math
-from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from exgrpo_cli.base import types
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.engines.generators import RankedGenerator
+from exgrpo_cli.engines.generators import RankedGenerator, deal, places_of
 from exgrpo_cli.evaluation.sampling import QuestionRecord
 from exgrpo_cli.questions.choices import options_of
 from exgrpo_cli.replay.place import Experience
-from exgrpo_cli.training.metrics import Clock, score_gaps
+from exgrpo_cli.training.metrics import Clock, carrying, score_gaps
 from exgrpo_cli.training.state import Parts, RunState
-from exgrpo_cli.training.step.groups import Group
-from exgrpo_cli.training.step.guards import require_current_weights, require_small_gap
+from exgrpo_cli.training.step import guards
+from exgrpo_cli.training.step.groups import NO_SCORES, Group, UnderWay
 
+Begun = dict[tuple[str, int], tuple[str, Callable[[], types.Grade]]]
+"""Text and what waits for the grade of each rollout that this rank has sampled to its end, by question and member."""
+Tell = Callable[[int], None] | None
 CHECKED_ONE_IN = 16
 """With `rollout.logprobs = "sampler"` the trainer scores one rollout in so many, to see that both agree."""
 
@@ -48,56 +51,61 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
     out of N. Raises RunError where the generator did not sample with the policy's weights.
     """
     config, standing_in = parts.config, experience.by_question
-    wanted = missing = config.rollout.questions_per_step - len(standing_in)
-    requests: list[types.RolloutRequest] = []
-    graded: list[list[types.GradedRollout]] = []
+    wanted = missing = config.rollout.groups_under_way - len(state.carried) - len(standing_in)
+    ended: list[UnderWay] = []
+    sampled: list[int] = []
     notes: list[str] = []
     rounds = 0
     while rounds < config.rollout.max_rounds and (missing or not rounds):
-        drawn = {*standing_in, *(request.question_id for request in requests)}
+        asked = list(state.carried)
+        if not rounds:
+            asked += [UnderWay(question_id=id, replayed=rows) for id, rows in standing_in.items()]
         with clock.phase("replay"):
+            drawn = {group.question_id for group in (*asked, *ended)}
             fresh_ids = take_fresh(parts, missing, drawn)
-        question_ids = fresh_ids if rounds else [*standing_in, *fresh_ids]
-        if not question_ids:
+        asked += [UnderWay(question_id=question_id) for question_id in fresh_ids]
+        if not asked:
             break
         if len(fresh_ids) < missing:
             notes.append(f"step {step}: only {len(fresh_ids)} of {missing} fresh questions are left unretired")
-        asked = rollout_requests(parts, state, question_ids, experience)
-        total = sum(len(request.seeds) for request in asked)
         with clock.phase("rollout") as watching:
-            heard = None if watching is None else lambda *rollout, tell=watching, total=total: tell(total)
-            rollouts = parts.generator.generate(asked, sampling_params(config), heard)
-        require_current_weights(itertools.chain(*rollouts), parts.policy.weight_version)
-        if parts.ranks.world_size > 1:
-            state.remember_lengths(rollouts)
+            lengths, begun = sample(parts, state, asked, watching)
         with clock.phase("reward"):
-            graded += grade(parts, asked, rollouts)
-        requests += asked
+            grade(parts, asked, begun)
+        sampled += lengths
+        complete = [group for group in asked if len(group.grades) == len(group.rollouts)]
+        complete = complete[: config.rollout.questions_per_step]
+        state.carried = [group for group in asked if group not in complete]
+        if parts.ranks.world_size > 1:
+            state.remember_lengths([group.rollouts for group in complete])
+        ended += complete
         rounds += 1
-        fresh = [each for request, each in zip(requests, graded, strict=True) if request.question_id not in standing_in]
-        # Mixed: some of a question's rollouts are right and some are not.
-        right = [{member.verdict is types.Verdict.CORRECT for member in members} for members in fresh]
-        missing = wanted - sum(len(kinds) == 2 for kinds in right)
-    if not requests:
+        # Mixed: rewards of a question's rollouts differ.
+        fresh = [group.grades for group in ended if not group.replayed]
+        missing = wanted - sum(len({grade.reward for _, grade in grades.values()}) > 1 for grades in fresh)
+    if not ended:
         return None
     with clock.phase("sync"):
         parts.generator.sleep()
     with clock.phase("logprobs"):
-        scores, metrics, tokens_scored = score(parts, graded, np.random.default_rng((config.run.seed, step)))
+        metrics, tokens_scored = score(parts, state, [*ended, *state.carried], step, notes)
     if isinstance(parts.generator, RankedGenerator):
         metrics["time/rollout_idle"] = parts.generator.take_idle_seconds()
     groups = trained = [
         Group(
-            question=parts.questions[request.question_id],
-            prompt_ids=request.prompt_ids,
-            fresh=tuple(members),
-            scores=tuple(itertools.islice(scores, len(members))),
-            replayed=standing_in.get(request.question_id, ()),
-            own_advantages=experience.own_advantages,
+            question=parts.questions[group.question_id],
+            prompt_ids=parts.prompts[group.question_id],
+            fresh=group.graded(),
+            scores=tuple(group.scores),
+            replayed=group.replayed,
+            own_advantages=config.replay.advantage_over == "own",
             tis_cap=config.objective.tis_cap if config.rollout.logprobs == "engine" else None,
         )
-        for request, members in zip(requests, graded, strict=True)
+        for group in ended
     ]
+    if config.rollout.carry_over:
+        slots = config.rollout.max_rows * parts.ranks.world_size // config.rollout.tensor_parallel
+        metrics |= carrying(trained, state.carried, sampled, slots)
     if config.rollout.max_rounds > 1:
         metrics["rollout/rounds"] = rounds
         trained = [group for group in groups if group.replayed or group.is_mixed]
@@ -130,74 +138,138 @@ def sampling_params(config: Config) -> types.SamplingParams:
     )
 
 
+def sample(parts: Parts, state: RunState, groups: Sequence[UnderWay], tell: Tell) -> tuple[list[int], Begun]:
+    """Go on with the rollouts of `groups` until B of these are complete, or all where nothing carries over; returns the
+    tokens of each row sampled, and what the graders have been handed, each rollout as it ended.
+
+    Raises RunError where the generator did not sample with the policy's weights.
+    """
+    asked: list[types.RolloutRequest] = []
+    owners: list[tuple[UnderWay, Sequence[int]]] = []
+    waited, begun = [], Begun()
+    for group in groups:
+        own = rollout_requests(parts, state, group)
+        waited.append({(len(asked) + at, seed) for at, seed in places_of([request for request, _ in own])})
+        asked += [request for request, _ in own]
+        owners += [(group, members) for _, members in own]
+    # Of these a rank hears of its own.
+    dealt = deal([each.expected_tokens for each in asked for _ in each.seeds], parts.ranks.world_size)
+    num = min(parts.config.rollout.questions_per_step, len(groups))
+
+    def heard(at: int, rollout: types.Rollout) -> None:
+        group, members = owners[at]
+        member = members[rollout.member]
+        whole = group.rollouts[member].then(rollout) if group.rollouts else rollout
+        question = parts.questions[group.question_id]
+        item = QuestionRecord(question=question, options=options_of(question)).grading_item(
+            parts.backbone.decode(whole.token_ids), whole.stop_reason, parts.answer_format
+        )
+        begun[group.question_id, member] = item.response, parts.pool.judge(item)
+        if tell is not None:
+            tell(len(dealt[parts.ranks.rank]))
+
+    enough = (lambda ended: sum(own <= ended for own in waited) >= num) if parts.config.rollout.carry_over else None
+    sampled = [*itertools.chain(*parts.generator.generate(asked, sampling_params(parts.config), heard, enough))]
+    guards.require_current_weights(sampled, parts.policy.weight_version)
+    more = iter(sampled)
+    for group, rows in zip(groups, waited, strict=True):
+        if group.rollouts:
+            group.rollouts = [each.then(next(more)) if each.is_unfinished else each for each in group.rollouts]
+        else:
+            group.rollouts, group.scores = [*itertools.islice(more, len(rows))], [NO_SCORES] * len(rows)
+    return [len(rollout.token_ids) for rollout in sampled], begun
+
+
 def rollout_requests(
-    parts: Parts, state: RunState, question_ids: Sequence[str], experience: Experience
-) -> list[types.RolloutRequest]:
-    """K seeds for a fresh question, fewer for an experiential one; keyed by (seed, question, visit, member)."""
-    config = parts.config
-    return [
-        types.RolloutRequest(
-            question_id=question_id,
-            prompt_ids=parts.prompts[question_id],
-            seeds=tuple(
-                types.rollout_seed(config.run.seed, question_id, state.visits.get(question_id, 0), member)
-                for member in range(config.rollout.group_size - len(experience.by_question.get(question_id, ())))
-            ),
-            expected_tokens=state.lengths.get(question_id, state.usual_length),
-        )
-        for question_id in question_ids
-    ]
+    parts: Parts, state: RunState, group: UnderWay
+) -> list[tuple[types.RolloutRequest, Sequence[int]]]:
+    """Requests for what is left of a group, each with the members that it is for: one for a group that has not begun,
+    else one for each unfinished rollout, whose tokens stand behind the prompt.
+
+    Seeds are keyed by (seed, question, visit, member): K for a fresh question, fewer for an experiential one.
+    """
+    config, id = parts.config, group.question_id
+    visit, expected = state.visits.get(id, 0), state.lengths.get(id, state.usual_length)
+    num = config.rollout.group_size - len(group.replayed)
+    seeds = tuple(types.rollout_seed(config.run.seed, id, visit, member) for member in range(num))
+    whole = types.RolloutRequest(question_id=id, prompt_ids=parts.prompts[id], seeds=seeds, expected_tokens=expected)
+    if not group.rollouts:
+        return [(whole, range(num))]
+    return [(goes_on(whole, member, own), [member]) for member, own in enumerate(group.rollouts) if own.is_unfinished]
 
 
-def grade(
-    parts: Parts, requests: Sequence[types.RolloutRequest], rollouts: Sequence[Sequence[types.Rollout]]
-) -> list[list[types.GradedRollout]]:
-    """Texts and verdicts of all rollouts, in their order; every rank decodes and grades its share."""
-    asked = [
-        (parts.questions[request.question_id], rollout)
-        for request, group in zip(requests, rollouts, strict=True)
-        for rollout in group
-    ]
-    items = [
-        QuestionRecord(question=question, options=options_of(question)).grading_item(
-            parts.backbone.decode(rollout.token_ids), rollout.stop_reason, parts.answer_format
-        )
-        for question, rollout in parts.ranks.scatter(asked)
-    ]
+def goes_on(request: types.RolloutRequest, member: int, rollout: types.Rollout) -> types.RolloutRequest:
+    """The request for the rest of one of its rollouts."""
+    drawn = len(rollout.token_ids)
+    return replace(
+        request,
+        prompt_ids=np.concatenate([request.prompt_ids, rollout.token_ids]),
+        seeds=(request.seeds[member],),
+        drawn=drawn,
+        # Lengths have long tails: what has lasted will last.
+        expected_tokens=max(request.expected_tokens - drawn, drawn),
+    )
+
+
+def grade(parts: Parts, groups: Sequence[UnderWay], begun: Begun) -> None:
+    """Wait for the grades of what has ended in this step; every rank has `begun` those that it sampled."""
     # A verdict that depends on the clock (a timeout) is the same on every rank, because one rank alone has waited.
-    verdicts = parts.pool.grade(items)
-    graded = parts.ranks.gather_in_order(
-        [(item.response, verdict) for item, verdict in zip(items, verdicts, strict=True)]
-    )
-    members = (
-        types.GradedRollout(rollout=rollout, text=text, verdict=verdict)
-        for (_, rollout), (text, verdict) in zip(asked, graded, strict=True)
-    )
-    return [list(itertools.islice(members, len(group))) for group in rollouts]
+    own = {place: (text, graded()) for place, (text, graded) in begun.items()}
+    found = {place: graded for part in parts.ranks.gather(own) for place, graded in part.items()}
+    own_of = {group.question_id: group.grades for group in groups}
+    for (question_id, member), graded in found.items():
+        own_of[question_id][member] = graded
 
 
 def score(
-    parts: Parts, graded: Sequence[Sequence[types.GradedRollout]], rng: np.random.Generator
-) -> tuple[Iterator[types.TokenScores], dict[str, float | int], int]:
-    """Scores of every rollout under pi_old, in their order, by `rollout.logprobs`: the trainer's, or the sampler's,
-    some of which, by `rng`, the trainer checks; how far both differ, and the tokens that the trainer has scored.
+    parts: Parts, state: RunState, groups: Sequence[UnderWay], step: int, notes: list[str]
+) -> tuple[dict[str, float | int], int]:
+    """Add the scores of all tokens that the step has sampled, under pi_old, by `rollout.logprobs`: the trainer's, or
+    the sampler's, some of which the trainer checks; returns how far both differ, and the tokens that the trainer has
+    scored.
 
-    Raises RunError where they differ by more than rounding.
+    Raises RunError where they differ by more than rounding; `notes` get a word before that.
     """
-    rollouts = [member.rollout for members in graded for member in members]
+    rng = np.random.default_rng((parts.config.run.seed, step))
+    rows = [
+        (group, member)
+        for group in groups
+        for member, rollout in enumerate(group.rollouts)
+        if len(rollout.token_ids) > len(group.scores[member].logprobs)
+    ]
+    rollouts = [group.rollouts[member] for group, member in rows]
     by_sampler = parts.config.rollout.logprobs == "sampler"
     checked = [rollouts[index] for index in drawn_to_check(len(rollouts), rng)] if by_sampler else rollouts
     found = parts.score(checked)
     gap = score_gaps(checked, found)
-    narrow = "bfloat16" in (parts.config.backbone.dtype, parts.config.optim.matmul_dtype)
-    require_small_gap(gap, "bfloat16" if narrow else "float32", num_checked=len(checked))
+    if found:
+        notes += watch_gap(parts, state, gap, found)
     scores = found
     if by_sampler:
         scores = [
             types.TokenScores(logprobs=each.engine_logprobs, entropies=each.engine_entropies)  # type: ignore[arg-type]
             for each in rollouts
         ]
-    return iter(scores), gap, sum(len(each.logprobs) for each in found)
+    for (group, member), more in zip(rows, scores, strict=True):
+        group.scores[member] = group.scores[member].then(more)
+    return gap, sum(len(each.logprobs) for each in found)
+
+
+def watch_gap(parts: Parts, state: RunState, gap: Mapping[str, float], found: Sequence[types.TokenScores]) -> list[str]:
+    """Hold a step's `gap` against its bound, and keep that of the first steps; a word where it is near, and again
+    once it has grown. Raises RunError beyond the bound."""
+    config, mean = parts.config, gap["policy/logprob_gap_mean"]
+    dtype = "bfloat16" if "bfloat16" in (config.backbone.dtype, config.optim.matmul_dtype) else "float32"
+    entropy = float(np.concatenate([each.entropies for each in found]).mean(dtype=np.float64))
+    bound = guards.gap_bound(dtype, config.rollout.max_logprob_gap, state.first_gaps, entropy)
+    guards.require_small_gap(gap, dtype, bound, num_checked=len(found))
+    if len(state.first_gaps) < guards.FIRST_STEPS:
+        state.first_gaps.append((mean, entropy))
+    differ = f"step {state.step + 1}: log-probs of rollout engine and trainer differ by {mean:.3g} a token"
+    if mean <= guards.GAP_WARNING * bound or mean <= guards.GAP_GROWTH * state.gap_told:
+        return []
+    state.gap_told = mean
+    return [f"{differ}, and the run stops beyond {bound:.3g} (rollout.max_logprob_gap)"]
 
 
 def drawn_to_check(count: int, rng: np.random.Generator) -> list[int]:

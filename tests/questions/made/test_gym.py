@@ -61,7 +61,7 @@ def test_questions_are_disjoint_and_golds_score(words):
     assert not asked[0] & asked[1]
     for question in words.train:
         assert question.source == "gym:spell_backward" and question.prompt[0].content.endswith("in \\boxed{}.")
-        assert grade_gym(question.metadata, question.answer) is Verdict.CORRECT
+        assert grade_gym(question.metadata, question.answer).verdict is Verdict.CORRECT
 
 
 @pytest.mark.parametrize("length", [9, 11, 18])
@@ -74,7 +74,7 @@ def test_part_of_a_point_and_more_than_one_are_no_success(length):
     # The scorer gives a point for each letter in its place.
     assert score(f"{gold}x", entry) > 1 > score(f"{gold[:-1]}x", entry) > 0
     for answer, verdict in ((gold, Verdict.CORRECT), (f"{gold}x", Verdict.WRONG), (f"{gold[:-1]}x", Verdict.WRONG)):
-        assert grade_gym(metadata, answer) is verdict
+        assert grade_gym(metadata, answer).verdict is verdict
 
 
 @pytest.mark.parametrize("task", ALLOWED)
@@ -82,7 +82,7 @@ def test_right_answers_of_every_task_have_exactly_the_full_score(task):
     for entry in reasoning_gym.create_dataset(task, size=5, seed=1):
         known = {"answer": entry["answer"], "metadata": entry["metadata"]}
         metadata = json.dumps({"verifier": f"gym:{task}", "entry": known}, default=str)
-        assert grade_gym(metadata, entry["answer"]) is Verdict.CORRECT
+        assert grade_gym(metadata, entry["answer"]).verdict is Verdict.CORRECT
 
 
 @pytest.mark.parametrize("length", [3, 4, 5])
@@ -92,7 +92,7 @@ def test_words_of_a_ladder_have_the_length_that_the_options_ask_for(length):
     for question in (*ladders.train, *ladders.heldout):
         assert {len(word) for word in question.answer.split(",")} == {length}
         first, *_, last = question.answer.split(",")
-        assert grade_gym(question.metadata, f"{first},{'Q' * length},{last}") is Verdict.WRONG
+        assert grade_gym(question.metadata, f"{first},{'Q' * length},{last}").verdict is Verdict.WRONG
 
 
 class Unscored(reasoning_gym.factory.ProceduralDataset):

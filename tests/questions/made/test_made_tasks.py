@@ -183,6 +183,10 @@ def test_start_and_held_out_questions_follow_the_source(source):
     ("settings", "message"),
     [
         (["countdown.levels=[2]"], r"countdown\.levels = \(2,\) is out of range: use levels from 3 to 6"),
+        *(
+            ([f"word_problems.levels={levels}"], r"word_problems\.levels = .*levels from 1 to 4, each once")
+            for levels in ("[]", "[0]", "[5]", "[2, 2]")
+        ),
         (["modular.modulus=1"], r"modular\.modulus = 1 is out of range: use a number from 2 to 99"),
         (["tiny.task=sums"], r"tiny\.task = 'sums'"),
         (["modular.num_train=900", "modular.levels=[2]"], r"Sums of level 2 run out at \d+ of the 900 asked for: ask"),
@@ -191,3 +195,22 @@ def test_start_and_held_out_questions_follow_the_source(source):
 def test_what_cannot_be_made_is_refused_in_one_line(settings, message):
     with pytest.raises(InputError, match=message):
         make_split("modular", build_config(assignments=settings))
+
+
+@pytest.mark.parametrize("num_heldout", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_numbers_to_20_give_eight_studies_held_out_questions_that_no_other_has_had(num_heldout: int) -> None:
+    """So many of three numbers each, none of them published: the claims have numbers to 9 and seeds 0 to 5."""
+
+    def asked(**settings: object) -> tuple[set[str], set[str]]:
+        split = split_of("countdown", CountdownSettings(**settings))
+        return prompts(split.train), prompts(split.heldout)
+
+    studies = [
+        asked(seed=seed, largest=20, levels=(3,), num_train=40, num_heldout=num_heldout) for seed in range(6, 14)
+    ]
+    assert [len(heldout) for _, heldout in studies] == [num_heldout] * 8
+    new = set.union(*(heldout for _, heldout in studies))
+    assert len(new) == 8 * num_heldout and not new & set.union(*(train for train, _ in studies))
+    assert not new & set.union(*(part for seed in range(6) for part in asked(seed=seed)))
+    numbers = [list(map(int, text.partition("=")[0].split(","))) for text in new]
+    assert all(9 < max(each) <= 20 and min(each) >= 1 for each in numbers)

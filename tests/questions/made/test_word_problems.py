@@ -3,10 +3,7 @@
 import re
 
 import numpy as np
-import pytest
 
-from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.config.sections import check
 from exgrpo_cli.config.sections.data import WordProblemSettings
 from exgrpo_cli.questions.made.pools import Pool
 from exgrpo_cli.questions.made.word_problems import expression, make_word_problems, pool_of, tell, values_of
@@ -47,9 +44,3 @@ def test_worked_examples_are_earlier_turns_of_chains_that_nobody_is_asked():
         assert len(steps) == level and turn.content.endswith(f"\\boxed{{{steps[-1][3]}}}.")
         chain = (("", int(steps[0][0])), *((sign, int(operand)) for _, sign, operand, _ in steps))
         assert pool_of(chain) is Pool.WARM_START and values_of(chain)[-1] == int(steps[-1][3])
-
-
-def test_levels_that_are_not_told():
-    for levels in ((), (0,), (5,), (2, 2)):
-        with pytest.raises(InputError, match=r"word_problems\.levels = .*levels from 1 to 4, each once"):
-            check("word_problems", WordProblemSettings(levels=levels))

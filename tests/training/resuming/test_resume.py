@@ -35,8 +35,9 @@ def test_steps_may_be_raised_and_the_decay_keeps_its_horizon(run_folder):
     assert (longer.run.steps, longer.optim.horizon) == (200, 150)
     stretched = resumed_config(run_folder, options={"run": {"steps": 200}}, assignments=["optim.horizon=200"])
     assert stretched.optim.horizon == 200
-    longer = resumed_config(run_folder, assignments=["run.rank_timeout=120", "run.phase_timeout=0"])
-    assert (longer.run.rank_timeout, longer.run.phase_timeout) == (120, 0)
+    changed = ["run.rank_timeout=120", "run.phase_timeout=0", "rollout.max_logprob_gap=0.1"]
+    longer = resumed_config(run_folder, assignments=changed)
+    assert (longer.run.rank_timeout, longer.run.phase_timeout, longer.rollout.max_logprob_gap) == (120, 0, 0.1)
 
 
 @pytest.mark.parametrize(("nproc", "threads"), [(1, 6), (2, 6), (4, 3), (16, 1)])

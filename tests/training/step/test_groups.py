@@ -9,6 +9,7 @@ import pytest
 from exgrpo_cli.algo.advantages import centred_advantages
 from exgrpo_cli.base.types import (
     AnswerFormat,
+    Grade,
     GradedRollout,
     Message,
     Question,
@@ -41,7 +42,7 @@ def member(verdict: Verdict, tokens: int = 3, stop: StopReason = StopReason.EOS,
         stop_reason=stop,
         weight_version=0,
     )
-    return GradedRollout(rollout=rollout, text="", verdict=verdict)
+    return GradedRollout(rollout=rollout, text="", grade=Grade.of(verdict))
 
 
 def scores(tokens: int = 3, logprob: float = -0.5) -> TokenScores:
@@ -72,7 +73,7 @@ def group(*verdicts: Verdict, replayed: bool = False) -> Group:
 
 
 def stored_rows(*rewards: float) -> tuple[Replayed, ...]:
-    rows = [replace(trajectory(), reward=reward) for reward in rewards]
+    rows = [replace(trajectory(), reward=reward, correct=reward > 0) for reward in rewards]
     return tuple(Replayed(trajectory=row, behaviour_logprobs=row.behaviour_logprobs) for row in rows)
 
 

@@ -1,7 +1,9 @@
 """Guards: when each one speaks, that it speaks once, what a resumed run still knows; stale rollouts stop the run."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,9 +11,14 @@ from run_leaves import Listener, metrics
 
 from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.reporter import SilentReporter
+from exgrpo_cli.base.types import TokenScores
+from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.training.run import train
-from exgrpo_cli.training.step.guards import Guards, require_small_gap
+from exgrpo_cli.training.start import resumed_config
+from exgrpo_cli.training.state import RunState
+from exgrpo_cli.training.step.guards import Guards, gap_bound, require_small_gap
+from exgrpo_cli.training.step.rollouts import watch_gap
 
 HEALTHY = {
     "batch/pass_at_1": 0.4, "batch/solve_all": 0.25, "batch/solve_none": 0.25, "policy/entropy": 0.3,
@@ -123,15 +130,61 @@ def test_a_sync_that_never_came_stops_the_run(small_config, tmp_path: Path, monk
 @pytest.mark.parametrize(("dtype", "fine", "too_large"), [("float32", 9e-4, 2e-3), ("bfloat16", 0.02, 0.125)])
 def test_a_gap_beyond_rounding_stops_the_run(dtype: str, fine: float, too_large: float) -> None:
     """0.125 is what a missed sync of vLLM gave one step later."""
-    require_small_gap({"policy/logprob_gap_mean": fine}, dtype, num_checked=16)
+    bound = gap_bound(dtype, 0.0, [], 0.3)
+    require_small_gap({"policy/logprob_gap_mean": fine}, dtype, bound, num_checked=16)
     for gap in (too_large, float("nan")):
         with pytest.raises(RunError, match=f"log-probs differ from the trainer's by {gap:.3g} a token, bound"):
-            require_small_gap({"policy/logprob_gap_mean": gap}, dtype, num_checked=16)
+            require_small_gap({"policy/logprob_gap_mean": gap}, dtype, bound, num_checked=16)
+
+
+@pytest.mark.parametrize(
+    ("asked", "first", "entropy", "bound"),
+    [
+        (0.0, [], 0.3, 0.1),
+        (0.0, [(0.005, 0.3)], 0.3, 0.05),
+        # Rounding of a published Qwen2.5, and of the same policy at twice and at half the entropy.
+        (0.0, [(0.03, 0.4), (0.05, 0.6)], 0.5, 0.08),
+        *((0.0, [(0.04, 0.5)], entropy, bound) for entropy, bound in ((1.0, 0.16), (0.25, 0.08))),
+        (0.3, [(0.04, 0.5)], 1.0, 0.3),
+    ],
+)
+def test_in_bfloat16_the_bound_is_the_first_steps_rounding_at_the_entropy(asked, first, entropy, bound) -> None:
+    assert gap_bound("bfloat16", asked, first, entropy) == pytest.approx(bound)
+
+
+def test_a_gap_is_told_before_it_stops_a_run_which_goes_on_with_a_larger_bound(small_config, tmp_path, monkeypatch):
+    """The engine's log-probs are 8e-4 too large in step 1, 2e-3 later: told at 7e-4, stopped at 1e-3."""
+    listener, run = Listener(), tmp_path / "run"
+
+    def generate(generator: HFGenerator, *asked: object, real=HFGenerator.generate, **heard: object) -> object:
+        noise = np.float32(2e-3 if generator.weight_version else 8e-4)
+        groups = real(generator, *asked, **heard)
+        return [[replace(each, engine_logprobs=each.engine_logprobs + noise) for each in group] for group in groups]
+
+    monkeypatch.setattr(HFGenerator, "generate", generate)
+    config = small_config("data.heldout=none", "run.steps=2", "run.save_every=1", "rollout.logprobs=trainer")
+    with pytest.raises(RunError, match=r"by 0\.002 a token, bound 0\.001 in float32.* --set rollout\.max_logprob_gap"):
+        train(config, run, reporter=listener)
+    assert "step 1: log-probs of rollout engine and trainer differ by 0.0008 a token" in "".join(listener.notes)
+    allowed = resumed_config(run, assignments=["rollout.max_logprob_gap=0.01"])
+    train(allowed, run, resume=True, reporter=SilentReporter())
+    assert len(metrics(run)) == 2
+
+
+def test_a_gap_is_told_again_once_it_has_grown_by_a_quarter() -> None:
+    """7.2e-4 is told, 8e-4 is not (1.11 times), 9.5e-4 is (1.32 times)."""
+    parts, state = SimpleNamespace(config=build_config()), RunState()
+    found = [TokenScores(logprobs=np.zeros(3, np.float32), entropies=np.ones(3, np.float32))]
+    told = [
+        len(watch_gap(parts, state, {"policy/logprob_gap_mean": gap}, found))
+        for gap in (1e-4, 7.2e-4, 7.2e-4, 8e-4, 1e-4, 9.5e-4, 9.6e-4)
+    ]
+    assert told == [0, 1, 0, 0, 0, 1, 0]
 
 
 def test_rollouts_whose_gap_nobody_measured_do_not_pass() -> None:
     """A step whose rows are all replayed has none to measure; any other has."""
-    require_small_gap({}, "float32", num_checked=0)
+    require_small_gap({}, "float32", 1e-3, num_checked=0)
     for unmeasured in ({}, {"policy/entropy_gap_mean": 0.0}):
         with pytest.raises(AssertionError, match="16 rollouts were scored twice, and no gap was measured"):
-            require_small_gap(unmeasured, "float32", num_checked=16)
+            require_small_gap(unmeasured, "float32", 1e-3, num_checked=16)
