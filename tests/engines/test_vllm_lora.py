@@ -8,15 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import save_file
 from torch import Tensor
 from vllm_pair import MARKS, gaps, opened
 
 from exgrpo_cli.base.errors import InputError, RunError
+from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.base.types import RolloutRequest, SamplingParams
 from exgrpo_cli.config.sections.run import BackboneSettings, LoraSettings
 from exgrpo_cli.engines.policy.policy import Policy
 from exgrpo_cli.engines.vllm.proof import MAX_GAPS
+from exgrpo_cli.models.load import load_folder
+from exgrpo_cli.training.run import train
 
 pytestmark = MARKS
 PROMPT = np.arange(5, 37, dtype=np.int32)
@@ -134,3 +138,33 @@ def test_what_vllm_cannot_adapt_is_refused(pair: tuple[Policy, Any], monkeypatch
     )
     with pytest.raises(InputError, match=r"lora.sync = adapter takes backbone.dtype = bfloat16 on a GPU, not"):
         engine.open_llm(on_gpu)
+
+
+def test_peft_and_vllm_take_the_adapter_that_a_run_has_left(small_config, vllm_backbone: Path, tmp_path: Path) -> None:
+    """Log-probs of fixed tokens are those of the merged model, and far from the backbone's."""
+    import vllm
+    from vllm.lora.request import LoRARequest
+
+    from exgrpo_cli.engines.vllm.generator import VLLMSettings, open_llm
+
+    run = tmp_path / "run"
+    settings = ("lora.rank=4", "optim.learning_rate=0.003", "run.steps=2", "data.heldout=none")
+    train(small_config(f"backbone.source={vllm_backbone}", *settings), run, reporter=SilentReporter())
+    folders = {"plain": vllm_backbone, "peft": vllm_backbone, "merged": run / "model"}
+    models: dict[str, Any] = {name: load_folder(folder, torch.device("cpu")).model for name, folder in folders.items()}
+    models["peft"] = PeftModel.from_pretrained(models["peft"], run / "adapter")
+    ids, found = torch.from_numpy(PROMPT).long(), {}
+    with torch.no_grad():
+        for name, model in models.items():
+            logprobs = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
+            found[name] = logprobs.gather(1, ids[1:, None])[:, 0].numpy()
+    about = {"folder": vllm_backbone, "backbone": BackboneSettings(dtype="float32"), "device": "cpu"}
+    llm = open_llm(VLLMSettings(**about, max_tokens=100, max_rows=8, lora=LoraSettings(rank=4, sync="adapter")))
+    asked, params = {"prompt_token_ids": PROMPT.tolist()}, vllm.SamplingParams(max_tokens=1, prompt_logprobs=0)
+    (output,) = llm.generate(asked, params, lora_request=LoRARequest("mine", 1, str(run / "adapter")), use_tqdm=False)
+    llm.llm_engine.engine_core.shutdown()
+    places = zip(output.prompt_logprobs[1:], PROMPT[1:].tolist(), strict=True)
+    found["vllm"] = np.array([place[token].logprob for place, token in places])
+    for name in ("peft", "vllm"):
+        assert np.abs(found[name] - found["merged"]).max() < 1e-3
+    assert np.abs(found["plain"] - found["merged"]).max() > 0.01

@@ -5,19 +5,27 @@ import re
 import shutil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from peft import PeftModel
+from random_model import questions_file
 from run_leaves import killed, metrics, timeless, train_and_die
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.commands import run as exgrpo
+from exgrpo_cli.config.sections.run import BackboneSettings, LoraSettings, TinySettings
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines import lora
 from exgrpo_cli.evaluation.models import choose_model
+from exgrpo_cli.models.adapters import Base, export_adapter
+from exgrpo_cli.models.export import export_model
 from exgrpo_cli.models.load import load_folder, locate
+from exgrpo_cli.models.tiny import make_tokenizer
+from exgrpo_cli.presets import load_preset
 from exgrpo_cli.training import run as training
 from exgrpo_cli.training.run import train
 
@@ -86,6 +94,20 @@ def test_an_adapter_is_asked_published_and_trained_on(finished: tuple[Config, Pa
         assert exgrpo(again) == 0, capsys.readouterr().err
 
 
+def test_an_adapter_is_asked_and_evaluated_as_the_merged_model(finished: tuple[Config, Path], tmp_path, capsys) -> None:
+    data, answers, tables = questions_file(tmp_path, 4), [], []
+    limits = ("--samples", "3", "--max-tokens", "9")
+    for name in ("model", "adapter"):
+        model, results = str(finished[1] / name), tmp_path / name
+        about = ["--model", model, "--data", str(data), "--output", str(results), "--grader", "exact"]
+        assert exgrpo(["evaluate", *about, *limits]) == 0
+        tables.append(pq.read_table(results / "samples.parquet"))
+        capsys.readouterr()
+        assert exgrpo(["sample", model, "1+2=?", *limits, "--json"]) == 0
+        answers.append(json.loads(capsys.readouterr().out)["responses"])
+    assert answers[0] == answers[1] and tables[0].equals(tables[1]) and len(tables[0]) == 12
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -105,6 +127,32 @@ def test_an_adapter_that_does_not_belong_to_its_backbone_is_refused(finished, da
     assert exgrpo(["sample", str(folder), "1+2=?"]) == 2
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     assert said in line and str(folder) in line
+
+
+def test_an_adapter_of_another_real_model_is_refused_wherever_it_is_named(tmp_path: Path, capsys) -> None:
+    """Made for two layers of SmolLM2-135M's shape; where those lay are two of Qwen2.5-0.5B's."""
+    tokenizer, mine = make_tokenizer(max_tokens=512), tmp_path / "backbone"
+    for preset in ("smollm2-135m", "qwen2.5-0.5b-instruct"):
+        shape = load_preset("backbones", preset)["about"]["shape"]
+        small = {"num_hidden_layers": 2, "vocab_size": len(tokenizer)}
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape | small))
+        export_model(model, tokenizer, mine, eos_ids=(tokenizer.eos_token_id,))
+        if preset == "smollm2-135m":
+            base = Base(
+                backbone=BackboneSettings(source=str(mine)), tiny=TinySettings(), fingerprint=lora.fingerprint(model)
+            )
+            lora.adapt(model, LoraSettings(rank=2), 0)
+            export_adapter(model, tokenizer, tmp_path / "adapter", base)
+    adapter, run = str(tmp_path / "adapter"), str(tmp_path / "run")
+    for command in (
+        ["sample", adapter, "1+2=?"],
+        ["evaluate", "arithmetic", "--model", adapter, "--output", run],
+        ["train", "--quiet", "--backbone", adapter, "--output", run],
+    ):
+        assert exgrpo(command) == 2
+        (line,) = capsys.readouterr().err.splitlines()[-1:]
+        assert f"{adapter} is an adapter of other weights than '{mine}' has: restore the backbone" in line
+        assert not (tmp_path / "run").exists()
 
 
 def alter(folder: Path, **values: object) -> None:
@@ -142,37 +190,6 @@ def test_a_sampler_that_lacks_part_of_the_adapter_stops_the_run(small_config, tm
     monkeypatch.setattr("exgrpo_cli.engines.policy.adamw.merged_weights", stale)
     with pytest.raises(RunError, match="log-probs differ from the trainer's"):
         train(small_config(*SETTINGS, "optim.learning_rate=0.01"), tmp_path / "run", reporter=SilentReporter())
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (["lora.rank=0"], "lora.rank = 0 is out of range: use 1 to 1024, or leave it out to train all weights."),
-        (["lora.rank=-2"], "lora.rank = -2 is out of range"),
-        (["lora.alpha=16"], "lora.alpha = 16 contradicts lora.rank = -1: all weights are trained; set lora.rank"),
-        (["lora.targets=q_proj"], "lora.targets = 'q_proj' contradicts lora.rank = -1"),
-        (["lora.learning_rate_factor=3"], "lora.learning_rate_factor = 3.0 contradicts lora.rank = -1"),
-        (["lora.rank=8", "lora.dropout=0.1"], "lora.dropout = 0.1 is out of range: use 0.0: dropout makes"),
-        (["lora.rank=8", "lora.alpha=0"], "lora.alpha = 0 is out of range"),
-        (["lora.rang=8"], "unknown key lora.rang. Did you mean 'lora.rank'?"),
-        (
-            ["lora.rank=8", "optim.engine=deepspeed", "optim.zero_stage=3"],
-            "lora.rank = 8 contradicts optim.zero_stage = 3",
-        ),
-        (["lora.sync=adapter"], "lora.sync = 'adapter' contradicts lora.rank = -1"),
-        (["lora.rank=8", "lora.sync=adapter"], "lora.sync = 'adapter' contradicts rollout.engine = 'hf': hf samples"),
-        (
-            ["lora.rank=600", "lora.sync=adapter", "rollout.engine=vllm"],
-            "lora.rank = 600 contradicts lora.sync = 'adapter': vLLM takes adapters up to rank 512;",
-        ),
-        (["lora.rank=8", "lora.targets=qproj"], "lora.targets names 'qproj'"),
-    ],
-)
-def test_what_contradicts_itself_is_refused_in_one_line(settings: list[str], said: str, tmp_path: Path, capsys) -> None:
-    options = [item for text in settings for item in ("--set", text)]
-    assert exgrpo(["train", "--quiet", *options, "--output", str(tmp_path / "run")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert said in line and not (tmp_path / "run").exists()
 
 
 def test_the_plan_says_what_is_trained_and_how_fast(capsys) -> None:
