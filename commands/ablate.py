@@ -1,53 +1,19 @@
 """`exgrpo ablate`: arms x seeds, compared."""
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from exgrpo_cli.commands import cli
 from exgrpo_cli.commands.report import write_page
+from exgrpo_cli.config.requests import StudyRequest
 
 if TYPE_CHECKING:
-    from exgrpo_cli.studies.planning import StudyRequest
     from exgrpo_cli.studies.report import Numbers
     from exgrpo_cli.studies.study import Study
 
 
-@dataclass(frozen=True, kw_only=True)
-class StudyOptions:
-    """Axes, seeds and what all runs have in common; None leaves it to the presets."""
-
-    claim: str | None = None
-    metric: str | None = None
-    sampler: str | None = None
-    methods: str | None = None
-    regimes: str | None = None
-    vary: list[str] | None = None
-    seeds: str | None = None
-    name: str | None = None
-    equal: str | None = None
-    replay_from: str | None = None
-    backbone: str | None = None
-    data: str | None = None
-    heldout: str | None = None
-    steps: int | None = None
-    results: list[Path] | None = None
-    output: Path | None = None
-    config: Path | None = None
-    assignments: list[str] | None = None
-    allow_code: bool = False
-
-    def request(self) -> "StudyRequest":
-        """The options as the core takes them."""
-        from exgrpo_cli.studies.planning import StudyRequest
-
-        settings = {"run.steps": self.steps, "data.train": self.data, "data.heldout": self.heldout}
-        return cli.request_of(StudyRequest, self, settings, replay_from=cli.run_folder(self.replay_from))
-
-
 @cli.with_options
 def ablate(
-    options: StudyOptions,
+    request: StudyRequest,
     speech: cli.Speech,
     jobs: int = 0,
     launcher: Literal["local", "slurm"] | None = None,
@@ -67,11 +33,12 @@ def ablate(
       exgrpo ablate --methods exgrpo,latest --launcher slurm --config cluster.toml
       exgrpo ablate --vary replay.ratio=0.25,0.5,0.75 --steps 100 --dry-run
     """
+    from exgrpo_cli.studies.planning import plan_request
     from exgrpo_cli.studies.schedule import compare, jobs_of, script, slurm_settings, time_to_go
 
-    study = options.request().plan()
+    study = plan_request(cli.with_run(request))
     to_go = time_to_go(study, jobs_of(study, jobs))
-    slurm = slurm_settings(options.config, allow_code=options.allow_code) if launcher == "slurm" else None
+    slurm = slurm_settings(request.config_file, allow_code=request.allow_code) if launcher == "slurm" else None
     if dry_run:
         cli.print_json(study.describe()) if speech.json else _print_runs(study, to_go)
         if slurm is not None:

@@ -2,22 +2,27 @@
 
 import inspect
 import json
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from types import GenericAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
 from exgrpo_cli.base.data import tables
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.output import data_stream, printable, say, wrapped
+from exgrpo_cli.config.requests import RunRequest, StudyRequest
 
 if TYPE_CHECKING:
     from exgrpo_cli.presets import PresetKind
 
-R = TypeVar("R")
+Request = TypeVar("Request", RunRequest, StudyRequest)
+_KINDS = {"str": str, "int": int, "float": float, "strs": list[str], "floats": list[float]}
+_NOT_OF_TYPER = ("name", "argument", "presets", "others", "sets", "type", "choices", "file", "alone", "beside")
+"""Words of options.toml that are ours."""
 
 
 def template(name: str) -> str:
@@ -54,87 +59,89 @@ class Speech:
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Make each parameter of a command an option, worded as options.toml has it; a dataclass is one for every field."""
-    words = tables(__file__, "options.toml")
+    """Make each parameter of a command an option, and of a dataclass each field, as options.toml has them.
+
+    What is not given is left to the defaults of the command and of its dataclasses.
+    """
+    shared, own = (tables(__file__, "options.toml")[name] for name in ("shared", command.__name__))
     groups: dict[str, Any] = {}
-    given: dict[str, Any] = {}
+    kinds: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
     for name, kind in get_type_hints(command).items():
         if is_dataclass(kind):
             groups[name] = kind
-            given |= get_type_hints(kind)
-            defaults |= {field.name: field.default for field in fields(kind)}
+            kinds |= get_type_hints(kind)
+            defaults |= {
+                each.name: inspect.Parameter.empty if each.default is MISSING else each.default for each in fields(kind)
+            }
         elif name != "return":
-            given[name], defaults[name] = kind, inspect.signature(command).parameters[name].default
+            kinds[name], defaults[name] = kind, inspect.signature(command).parameters[name].default
+    words = {name: own.get(name) or shared[name] for name in own.get("options", kinds)}
 
     @wraps(command)
     def call(**values: Any) -> None:
-        made = {
-            name: kind(**{each.name: values.pop(each.name) for each in fields(kind)}) for name, kind in groups.items()
-        }
-        command(**values, **made)
+        given = {name: value for name, value in values.items() if value is not None and value != []}
+        _refuse_others([name for name, value in given.items() if value != defaults.get(name)], words)
+        for name in [name for name in given if "sets" in words[name]]:
+            value, place = given.pop(name), given
+            *path, key = words[name]["sets"].split(".")
+            for part in path:
+                place = place.setdefault(part, {})
+            place[key] = lasting(value) if words[name].get("file") else value
+        for name, kind in groups.items():
+            given[name] = kind(**{each.name: given.pop(each.name) for each in fields(kind) if each.name in given})
+        command(**given)
 
     call.__annotations__ = {
-        name: Annotated[kind, _option(name, words["shared"].get(name, {}) | words[command.__name__].get(name, {}))]
-        for name, kind in given.items()
+        name: Annotated[_kind(kinds.get(name), each), _option(name, each)] for name, each in words.items()
     }
     parameters = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=annotation)
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=annotation)
         for name, annotation in call.__annotations__.items()
     ]
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return call
 
 
+def _kind(kind: Any, words: dict[str, Any]) -> Any:
+    """Type of an option as Typer takes it; of one that stands for a setting it is told beside its words."""
+    if "sets" in words:
+        kind = Literal.__getitem__(tuple(words["choices"])) if "choices" in words else _KINDS[words["type"]]
+        return kind | None
+    return GenericAlias(list, get_args(kind)) | None if get_origin(kind) is Sequence else kind
+
+
 def _option(parameter: str, words: dict[str, Any]) -> Any:
-    own = dict(words)
-    name, is_argument = own.pop("name", f"--{parameter.replace('_', '-')}"), own.pop("argument", False)
-    kinds, others = own.pop("presets", ()), own.pop("others", ())
-    if kinds:
-        own["autocompletion"] = _presets_of(kinds, others)
-    return typer.Argument(**own) if is_argument else typer.Option(name, **own)
+    own = {name: value for name, value in words.items() if name not in _NOT_OF_TYPER}
+    if kinds := words.get("presets"):
+        own["autocompletion"] = _presets_of(kinds, words.get("others", ()))
+    return typer.Argument(**own) if words.get("argument") else typer.Option(_flag(parameter, words), **own)
 
 
-def shared_options(options: Any, request: Any) -> dict[str, Any]:
-    """Values given of the options that a request of the core has under the same names."""
-    shared = {field.name for field in fields(options)} & {field.name for field in fields(request)}
-    return {name: getattr(options, name) for name in shared if getattr(options, name) is not None}
+def _flag(parameter: str, words: dict[str, Any]) -> str:
+    return words.get("name", f"--{parameter.replace('_', '-')}")
 
 
-def request_of(kind: Callable[..., R], options: Any, settings: dict[str, Any], **own: Any) -> R:
-    """The options as the core takes them: those of the same name, a layer of {"section.key": value}, and its own."""
-    own = {"config_file": options.config, "options": option_layer(settings)} | own
-    return kind(**shared_options(options, kind) | own)
+def _refuse_others(given: Sequence[str], words: dict[str, Any]) -> None:
+    """Raise InputError for the first option given that one which stands `alone` does not go with."""
+    for name in given:
+        for other in given:
+            if "alone" in words[name] and other not in (name, *words[name]["beside"]):
+                raise InputError(f"{_flag(other, words[other])} {words[name]['alone']}: leave it out.")
 
 
-def refuse_others(options: Any, kept: Collection[str], why: str) -> None:
-    """Raise InputError for the first option that was given and is none of those `kept`."""
-    for field in fields(options):
-        if field.name not in kept and getattr(options, field.name) not in (field.default, []):
-            raise InputError(f"--{field.name.replace('_', '-')} {why}: leave it out.")
+def lasting(name: str) -> str:
+    """A question file by its absolute path, so that a configuration means the same from any folder; else the name."""
+    return str(Path(name).absolute()) if name not in ("", ".") and Path(name).exists() else name
 
 
-def option_layer(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Turn {"section.key": value} into a layer of settings; None is an option that was not given.
-
-    A question file goes by its absolute path, so that the configuration means the same from any folder.
-    """
-    layer: dict[str, dict[str, Any]] = {}
-    for name, value in values.items():
-        if value is not None:
-            section, key = name.split(".")
-            is_file = section == "data" and str(value) not in ("", ".") and Path(value).exists()
-            layer.setdefault(section, {})[key] = str(Path(value).absolute()) if is_file else value
-    return layer
-
-
-def run_folder(name: str | None) -> Path | None:
-    """The run that an option names: a folder, or `hf://OWNER/NAME` fetched from the hub."""
-    if name is None:
-        return None
+def with_run(request: Request) -> Request:
+    """The request with the folder of the run that it replays from: one on the hub (`hf://OWNER/NAME`) is fetched."""
+    if request.replay_from is None:
+        return request
     from exgrpo_cli.publishing.hub import local_run
 
-    return local_run(name)
+    return replace(request, replay_from=str(local_run(request.replay_from)))
 
 
 def print_json(value: Any) -> None:

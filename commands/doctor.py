@@ -9,7 +9,7 @@ import typer
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands.cli import print_json, talk, template, with_options
-from exgrpo_cli.commands.train import TrainOptions, train
+from exgrpo_cli.commands.train import train
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -56,7 +56,7 @@ def doctor(
         _print_report(report)
     if smoke and not report["problems"]:
         # The check of a configuration is one thing, whoever asks for it.
-        train(**vars(TrainOptions(backbone=backbone)), quiet=False, json=json, debug=debug, dry_run=False, check=True)
+        train(backbone=backbone, check=True, json=json, debug=debug)
     raise typer.Exit(1 if report["problems"] else 0)
 
 

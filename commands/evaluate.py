@@ -2,62 +2,25 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import cli
-from exgrpo_cli.config.names import Device
+from exgrpo_cli.config.requests import EvaluationRequest
 
 if TYPE_CHECKING:
     from exgrpo_cli.evaluation.comparison import ResultTable
-    from exgrpo_cli.evaluation.service import EvaluationReport, EvaluationRequest
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateOptions:
-    """The model and what differs from the benchmarks' own protocol; None leaves it to them."""
-
-    model: str | None = None
-    data: Path | None = None
-    samples: int | None = None
-    temperature: list[float] | None = None
-    top_p: float | None = None
-    max_tokens: int | None = None
-    template: str | None = None
-    grader: list[str] | None = None
-    engine: Literal["hf", "vllm"] = "hf"
-    tensor_parallel: int = 1
-    endpoint: str | None = None
-    timeout: float | None = None
-    device: Device = "auto"
-    output: Path | None = None
-    seed: int = 0
-    rescore: bool = False
-    dry_run: bool = False
-
-    def request(self, benchmarks: Sequence[str]) -> "EvaluationRequest":
-        """The options as the core takes them."""
-        from exgrpo_cli.evaluation.service import EvaluationRequest
-        from exgrpo_cli.machine.survey import choose_threads
-
-        names = ("samples", "temperature", "top_p", "max_tokens", "template")
-        return EvaluationRequest(
-            benchmarks=tuple(benchmarks),
-            protocol={name: value for name in names if (value := getattr(self, name)) not in (None, [])},
-            second_graders=tuple(self.grader or ()),
-            threads=choose_threads(0),
-            **cli.shared_options(self, EvaluationRequest),
-        )
+    from exgrpo_cli.evaluation.service import EvaluationReport
 
 
 @cli.with_options
 def evaluate(
-    benchmarks: list[str] | None = None,
-    *,
-    options: EvaluateOptions,
+    request: EvaluationRequest,
     speech: cli.Speech,
+    rescore: bool = False,
+    dry_run: bool = False,
     compare: bool = False,
 ) -> None:
     """Score a model on benchmarks with intervals, resuming what was interrupted.
@@ -71,19 +34,19 @@ def evaluate(
       exgrpo evaluate --compare results/a results/b results/c --output figures
     """
     from exgrpo_cli.evaluation import service
+    from exgrpo_cli.machine.survey import choose_threads
 
     if compare:
-        cli.refuse_others(options, ("output",), "does nothing beside --compare, which reads finished results")
-        _compare([Path(folder) for folder in benchmarks or ()], options.output, json=speech.json, quiet=speech.quiet)
+        _compare([Path(folder) for folder in request.benchmarks], request.output, json=speech.json, quiet=speech.quiet)
         return
-    request = options.request(benchmarks or ())
-    if options.rescore:
+    request = replace(request, threads=choose_threads(0))
+    if rescore:
         _show(service.rescore_stored(request), speech.json, speech.quiet)
         return
     plan = service.plan_evaluation(request)
     which = ", the newest finished run" if request.model is None else ""
     cli.talk(f"exgrpo: {', '.join(plan.folders)} with {plan.model}{which}", quiet=speech.quiet)
-    if options.dry_run:
+    if dry_run:
         cli.print_json(plan.to_json()) if speech.json else _print_plan(plan.to_json())
         return
     report = service.evaluate(plan, lambda text: cli.talk(text, quiet=speech.quiet), quiet=speech.quiet)

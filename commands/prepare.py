@@ -1,58 +1,18 @@
 """`exgrpo prepare`: any question set in, one audited question file out."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from exgrpo_cli.commands import cli
-
-if TYPE_CHECKING:
-    from exgrpo_cli.evaluation.preparing import PrepareRequest
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrepareSettings:
-    """Options of reading and auditing a source, and where it goes."""
-
-    output: Path | None = None
-    layout: Literal["canonical", "verl"] = "canonical"
-    question_field: str | None = None
-    answer_field: str | None = None
-    answer_pattern: str | None = None
-    backbone: str | None = None
-    show: int = 0
-    max_prompt_tokens: int | None = None
-    decontaminate: str | None = None
-    overlap: float = 0.5
-    ngram: int = 8
-    split: float | None = None
-    experience: Path | None = None
-    grader: str | None = None
-    seed: int | None = None
-    config: Path | None = None
-    assignments: list[str] | None = None
-    allow_code: bool = False
-
-    def request(self, source: str) -> "PrepareRequest":
-        """The options as the core takes them."""
-        from exgrpo_cli.config.names import is_made, section_of_made
-        from exgrpo_cli.evaluation.preparing import PrepareRequest
-        from exgrpo_cli.questions.layouts import NamedFields
-
-        settings: dict[str, Any] = {"grading.grader": self.grader}
-        if is_made(source):
-            settings[f"{section_of_made(source)}.seed"] = self.seed
-        named = NamedFields(question=self.question_field, answer=self.answer_field, answer_pattern=self.answer_pattern)
-        audited = {"fields": named, "overlap_threshold": self.overlap, "overlap_ngram": self.ngram}
-        return cli.request_of(PrepareRequest, self, settings, source=source, **audited)
+from exgrpo_cli.config.requests import PrepareRequest
 
 
 @cli.with_options
 def prepare(
-    source: str = "arithmetic",
-    *,
-    options: PrepareSettings,
+    request: PrepareRequest,
     speech: cli.Speech,
+    experience: Path | None = None,
     dry_run: bool = False,
 ) -> None:
     """Turn any question set into one audited question file, by default data/<source>.parquet.
@@ -71,14 +31,16 @@ def prepare(
       exgrpo prepare Elliott/Openr1-Math-46k-8192 --decontaminate aime24,math500
       exgrpo prepare data/mine.parquet --experience rollouts.jsonl --backbone qwen-math-1.5b
     """
-    if options.experience is not None:
-        _prepare_pool(source, options, speech, dry_run=dry_run)
+    from exgrpo_cli.evaluation.preparing import plan_preparation
+
+    if experience is not None:
+        _prepare_pool(experience, request, speech, dry_run=dry_run)
         return
-    plan = options.request(source).plan()
+    plan = plan_preparation(request)
     if dry_run:
         _print_plan(plan.to_json(), speech.json)
         return
-    cli.talk(f"exgrpo: reading {source}", quiet=speech.quiet)
+    cli.talk(f"exgrpo: reading {request.source}", quiet=speech.quiet)
     prepared = plan.run(quiet=speech.quiet)
     if speech.json:
         cli.print_json(prepared.to_json())
@@ -89,7 +51,7 @@ def prepare(
         cli.write_data("\n".join(line for report in prepared.reports for line in report.lines()))
 
 
-def _prepare_pool(source: str, options: PrepareSettings, speech: cli.Speech, *, dry_run: bool) -> None:
+def _prepare_pool(experience: Path, request: PrepareRequest, speech: cli.Speech, *, dry_run: bool) -> None:
     """Rollouts logged elsewhere as a folder for `train --replay-from`."""
     from exgrpo_cli.base.reporter import make_reporter
     from exgrpo_cli.config.layers import build_config
@@ -99,18 +61,16 @@ def _prepare_pool(source: str, options: PrepareSettings, speech: cli.Speech, *, 
     from exgrpo_cli.runs.folder import RunFolder
     from exgrpo_cli.training.importing import prepare_pool
 
-    assert options.experience is not None
-    with_pool = ("experience", "output", "backbone", "seed", "config", "assignments", "allow_code")
-    cli.refuse_others(options, with_pool, "is about a question file, --experience makes a pool")
+    # Without a source the questions are those that a run would take.
+    data = {} if request.source == "arithmetic" else {"train": cli.lasting(request.source)}
     config = build_config(
-        backbone=options.backbone,
-        config_file=options.config,
-        # Without a source the questions are those that a run would take.
-        options=cli.option_layer({"run.seed": options.seed, "data.train": None if source == "arithmetic" else source}),
-        assignments=options.assignments or [],
-        files=Author.of_file(options.allow_code),
+        backbone=request.backbone,
+        config_file=request.config_file,
+        options={"data": data, "run": {} if request.seed is None else {"seed": request.seed}},
+        assignments=request.assignments,
+        files=Author.of_file(request.allow_code),
     )
-    output = options.output or DATA_FOLDER / f"{stem_of(options.experience)}-pool"
+    output = request.output or DATA_FOLDER / f"{stem_of(experience)}-pool"
     if dry_run:
         RunFolder.check_new(output)
         cli.print_json({"output": str(output)}) if speech.json else cli.write_data(
@@ -119,7 +79,7 @@ def _prepare_pool(source: str, options: PrepareSettings, speech: cli.Speech, *, 
         return
     reporter = make_reporter(quiet=speech.quiet)
     try:
-        report = prepare_pool(options.experience, output, config, reporter)
+        report = prepare_pool(experience, output, config, reporter)
     finally:
         reporter.close()
     if speech.json or not speech.quiet:

@@ -4,8 +4,7 @@ import os
 import shlex
 import sys
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
@@ -13,54 +12,20 @@ import typer
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import cli
 from exgrpo_cli.commands.report import write_page
+from exgrpo_cli.config.requests import RunRequest
 
 if TYPE_CHECKING:
     from exgrpo_cli.base.reporter import Reporter
     from exgrpo_cli.machine.settle import Plan
     from exgrpo_cli.ranks import Ranks
-    from exgrpo_cli.training.start import RunRequest, RunStart
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainOptions:
-    """Choices that make a run; None leaves it to the presets."""
-
-    backbone: str | None = None
-    method: str | None = None
-    regime: str | None = None
-    data: str | None = None
-    heldout: str | None = None
-    steps: int | None = None
-    rollout: Literal["hf", "vllm"] | None = None
-    engine: Literal["torch", "deepspeed"] | None = None
-    nproc: int | None = None
-    device: Literal["cpu", "cuda", "mps"] | None = None
-    time_limit: str | None = None
-    resume: bool = False
-    output: Path | None = None
-    seed: int | None = None
-    config: Path | None = None
-    assignments: list[str] | None = None
-    replay_from: str | None = None
-    allow_code: bool = False
-    as_published: bool = False
-    with_retired: bool = False
-    log: list[str] | None = None
-
-    def request(self) -> "RunRequest":
-        """The options as the core takes them."""
-        from exgrpo_cli.training.start import RunRequest
-
-        settings = {f"run.{name}": getattr(self, name) for name in ("steps", "seed", "nproc", "device", "log")}
-        settings |= {"data.train": self.data, "data.heldout": self.heldout}
-        settings |= {"rollout.engine": self.rollout, "optim.engine": self.engine}
-        return cli.request_of(RunRequest, self, settings, replay_from=cli.run_folder(self.replay_from))
+    from exgrpo_cli.training.start import RunStart
 
 
 @cli.with_options
 def train(
-    options: TrainOptions,
+    request: RunRequest,
     speech: cli.Speech,
+    time_limit: str | None = None,
     dry_run: bool = False,
     check: bool = False,
     launcher: Literal["local", "slurm"] | None = None,
@@ -94,13 +59,20 @@ def train(
     if gpu is not None and (not dry_run or launcher == "slurm"):
         raise InputError(f"--gpu {gpu} is for the plan of this host: add --dry-run, and leave --launcher slurm out.")
     cards = () if gpu is None else cards_of(gpu)
-    time_limit = None if options.time_limit is None else TimeLimit.parse(options.time_limit)
-    start = core.plan_start(options.request())
+    until = None if time_limit is None else TimeLimit.parse(time_limit)
+    start = core.plan_start(cli.with_run(request))
     if not start.resume and "RANK" not in os.environ:
         # Before the headline; of several ranks the first one makes the folder.
         RunFolder.check_new(start.folder)
     if launcher == "slurm":
-        _launch(start, options, speech, dry_run=dry_run, check=check)
+        for name, given in (
+            ("--check", check),
+            ("--time-limit", time_limit),
+            ("--nproc", request.options.get("run", {}).get("nproc")),
+        ):
+            if given:
+                raise InputError(f"{name} is for this host: leave it out; [slurm] of --config says what it asks for.")
+        _launch(start, request, speech, dry_run=dry_run)
         return
     # Rank 0 of those that a launcher has started, or the only process.
     speaks = os.environ.get("RANK", "0") == "0"
@@ -131,7 +103,7 @@ def train(
         if config.run.nproc > 1 and not ranks.launched:
             reporter.close()
             # Not typer.Exit: the ranks have said what there is to say.
-            others = [] if options.time_limit is None else ["--time-limit", options.time_limit]
+            others = [] if time_limit is None else ["--time-limit", time_limit]
             others += ["--check"] if check else []
             sys.exit(core.train_in_ranks(start, config, [*speech.flags(), *others]))
         if check:
@@ -142,7 +114,7 @@ def train(
             from exgrpo_cli.training.run import train as train_run
 
             summary = train_run(
-                config, start.folder, resume=start.resume, reporter=reporter, ranks=ranks, time_limit=time_limit,
+                config, start.folder, resume=start.resume, reporter=reporter, ranks=ranks, time_limit=until,
                 plan=plan,
             )  # fmt: skip
         reporter.close()
@@ -163,18 +135,15 @@ def _load(reporter: "Reporter") -> "Ranks":
     return Ranks.of_environment()
 
 
-def _launch(start: "RunStart", options: TrainOptions, speech: cli.Speech, *, dry_run: bool, check: bool) -> None:
+def _launch(start: "RunStart", request: RunRequest, speech: cli.Speech, *, dry_run: bool) -> None:
     from exgrpo_cli.base.files import read_json
     from exgrpo_cli.base.reporter import make_reporter
     from exgrpo_cli.studies.schedule import launch_run, script, slurm_settings, study_of_one
     from exgrpo_cli.training.start import check_start
 
-    for name, given in (("--check", check), ("--time-limit", options.time_limit), ("--nproc", options.nproc)):
-        if given:
-            raise InputError(f"{name} is for this host: leave it out; [slurm] of --config says what it asks for.")
     check_start(start)
     study = study_of_one(start.config, start.folder)
-    settings = slurm_settings(options.config, allow_code=options.allow_code)
+    settings = slurm_settings(request.config_file, allow_code=request.allow_code)
     if dry_run:
         cli.write_data(script(study, settings), end="")
         return

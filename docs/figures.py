@@ -20,6 +20,7 @@ import map as map_of_regimes
 from PIL import Image
 
 from exgrpo_cli.base.statistics import t_interval
+from exgrpo_cli.config.requests import StudyRequest
 from exgrpo_cli.show.figures.comparisons import ArmCurve, arm_curves, claims_figure
 from exgrpo_cli.show.figures.style import TITLE as OF_FIGURE
 from exgrpo_cli.show.figures.style import entitle
@@ -27,7 +28,7 @@ from exgrpo_cli.show.figures.written import save
 from exgrpo_cli.show.statistics import save_all
 from exgrpo_cli.studies.claims import claim_outcomes
 from exgrpo_cli.studies.output import TITLE, study_figures
-from exgrpo_cli.studies.planning import StudyRequest
+from exgrpo_cli.studies.planning import plan_request
 from exgrpo_cli.studies.report import compare_runs
 
 if TYPE_CHECKING:
@@ -60,22 +61,24 @@ def studies() -> "Iterator[tuple[str, Figure]]":
     """Name and figure of all that published results tell."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        every = StudyRequest(claim="all", results=(RESULTS,), output=folder / "claims").plan()
+        every = plan_request(StudyRequest(claim="all", results=(RESULTS,), output=folder / "claims"))
         if figure := claims_figure(claim_outcomes(every).values()):
             yield "claims", figure
-        weak = StudyRequest(claim="no-collapse-weak", results=(RESULTS,), output=folder / "weak").plan()
+        weak = plan_request(StudyRequest(claim="no-collapse-weak", results=(RESULTS,), output=folder / "weak"))
         title = "Held-out pass@1 after steps that are too large: on-policy training falls to 0, ExGRPO recovers"
         yield "weak-model", retitle(study_figures(weak, compare_runs(weak))["curves"], title)
         published, seeds = (RESULTS, RESULTS / "methods"), "200,201,202,203,204"
-        methods = StudyRequest(
-            regimes="strong",
-            methods=METHODS,
-            seeds=seeds,
-            equal="steps",
-            config_file=RESULTS / "budget.toml",
-            results=published,
-            output=folder / "methods",
-        ).plan()
+        methods = plan_request(
+            StudyRequest(
+                regimes="strong",
+                methods=METHODS,
+                seeds=seeds,
+                equal="steps",
+                config_file=RESULTS / "budget.toml",
+                results=published,
+                output=folder / "methods",
+            )
+        )
         title = "What each method adds to the held-out pass@1 of on-policy training at equal generated tokens"
         yield "methods", retitle(study_figures(methods, compare_runs(methods))["differences"], title)
     curves = []

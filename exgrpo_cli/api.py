@@ -126,11 +126,12 @@ def prepare(
 
     `settings` are by "section.key". Raises InputError for a source that cannot be read.
     """
-    from exgrpo_cli.evaluation.preparing import PrepareRequest
+    from exgrpo_cli.config.requests import PrepareRequest
+    from exgrpo_cli.evaluation.preparing import plan_preparation
 
     path = None if output is None else Path(output)
-    plan = PrepareRequest(source=source, output=path, options=_layer(settings)).plan()
-    return plan.run(quiet=True).to_json()
+    request = PrepareRequest(source=source, output=path, options=_layer(settings))
+    return plan_preparation(request).run(quiet=True).to_json()
 
 
 def train(
@@ -152,14 +153,15 @@ def train(
     `on_note` is told what the command would say. Raises InputError before work starts, RunError where it stops under
     way; what a callback raises ends the run, which `resume` goes on with from its newest checkpoint.
     """
-    from exgrpo_cli.training import start as core
+    from exgrpo_cli.config.requests import RunRequest
     from exgrpo_cli.training.run import train as train_run
+    from exgrpo_cli.training.start import plan_start
 
     layer = _layer({"run.nproc": 1, **(settings or {})})
-    request = core.RunRequest(
+    request = RunRequest(
         backbone=backbone, method=method, options=layer, output=Path(output), resume=resume, allow_code=allow_code
     )
-    start = core.plan_start(request)
+    start = plan_start(request)
     try:
         train_run(start.config, start.folder, resume=resume, reporter=_Callbacks(on_step, on_note))
     except Interrupted as stopped:
@@ -182,8 +184,9 @@ def evaluate(
     `protocol` replaces values of the presets': samples, temperature, top_p, max_tokens, template. Raises InputError
     for what is unknown or cannot be had, RunError where it stops under way.
     """
-    from exgrpo_cli.evaluation.service import EvaluationRequest, plan_evaluation
+    from exgrpo_cli.config.requests import EvaluationRequest
     from exgrpo_cli.evaluation.service import evaluate as ask
+    from exgrpo_cli.evaluation.service import plan_evaluation
 
     request = EvaluationRequest(
         benchmarks=(benchmarks,) if isinstance(benchmarks, str) else tuple(benchmarks),

@@ -13,6 +13,7 @@ from jaxtyping import Int32
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import Message, Question, Rollout, RolloutRequest, SamplingParams
 from exgrpo_cli.base.versions import installed_version
+from exgrpo_cli.config.requests import SampleRequest
 from exgrpo_cli.engines.generators import Generator
 from exgrpo_cli.engines.vllm.generator import VLLMGenerator, VLLMSettings, require_vllm
 from exgrpo_cli.evaluation.benchmarks import Protocol
@@ -163,35 +164,22 @@ class LocalModel:
         return VLLMGenerator(settings, eos_ids=ends), lambda token_ids: decode_response(tokenizer, ends, token_ids)
 
 
-def sample(
-    model: str,
-    question: str,
-    *,
-    samples: int,
-    temperature: float,
-    max_tokens: int | None,
-    seed: int,
-    engine: str,
-    device: str,
-    threads: int,
-) -> dict[str, Any]:
-    """A few `responses` of a `model` to one question, as an evaluation would ask it, with the `prompt` that it saw.
+def sample(request: SampleRequest, *, threads: int) -> dict[str, Any]:
+    """A few `responses` of a model to one question, as an evaluation would ask it, with the `prompt` that it saw.
 
-    `model` is a run, a checkpoint (`RUN@best`), a model folder, a preset or a hub id. `max_tokens` None: the response
-    limit that a run was trained with, else 512. Raises InputError for a question without text and for what is not
-    there.
+    Raises InputError for a question without text and for what is not there.
     """
-    if not question.strip():
+    if not request.question.strip():
         raise InputError("the question is empty: write it in quotes after the model.")
-    choice = choose_model(model)
-    limit = max_tokens or (choice.config.rollout.max_response_tokens if choice.run is not None else 512)
-    prompt = (Message(role="user", content=question),)
+    choice = choose_model(request.model)
+    limit = request.max_tokens or (choice.config.rollout.max_response_tokens if choice.run is not None else 512)
+    prompt = (Message(role="user", content=request.question),)
     record = QuestionRecord(question=Question(id="question", prompt=prompt, answer="", source="command line"))
     responses: dict[int, Response] = {}
-    with closing(LocalModel(choice, engine=engine, device=device, threads=threads)) as local:
-        prepared = local.prepare("question", Protocol(temperature=temperature, max_tokens=limit), (record,))
-        params = SamplingParams(temperature=temperature, top_p=1.0, max_new_tokens=prepared.max_tokens)
-        requests = [("question", sample_seeds(seed, "question", samples))]
+    with closing(LocalModel(choice, engine=request.engine, device=request.device, threads=threads)) as local:
+        prepared = local.prepare("question", Protocol(temperature=request.temperature, max_tokens=limit), (record,))
+        params = SamplingParams(temperature=request.temperature, top_p=1.0, max_new_tokens=prepared.max_tokens)
+        requests = [("question", sample_seeds(request.seed, "question", request.samples))]
         prepared.open()(requests, params, lambda _, member, response: responses.update({member: response}))
     ordered = [asdict(responses[member]) for member in sorted(responses)]
     return {"model": choice.name, "prompt": prepared.records[0].prompt_text, "responses": ordered}

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,62 +11,17 @@ from exgrpo_cli.base.errors import InputError, Interrupted
 from exgrpo_cli.base.reporter import Reporter, make_reporter
 from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.config.names import check_functions
-from exgrpo_cli.config.settings import Author, Config, Layer
+from exgrpo_cli.config.names import check_functions, is_made, section_of_made
+from exgrpo_cli.config.requests import PrepareRequest
+from exgrpo_cli.config.settings import Author, Config
 from exgrpo_cli.evaluation.benchmarks import benchmark_questions, load_benchmarks
 from exgrpo_cli.models.load import load_tokenizer
 from exgrpo_cli.questions import prepare as preparing
 from exgrpo_cli.questions.files import stem_of, suffix_of
 from exgrpo_cli.questions.layouts import NamedFields
 from exgrpo_cli.questions.prompts import PromptLimit, choose_template, encode, seen_text
-from exgrpo_cli.questions.question_file import FileLayout, question_text
+from exgrpo_cli.questions.question_file import question_text
 from exgrpo_cli.questions.sources import check_source
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PrepareRequest:
-    """Request of a user; None leaves the choice to presets and defaults."""
-
-    source: str
-    output: Path | None = None
-    layout: FileLayout = "canonical"
-    fields: NamedFields = field(default_factory=NamedFields)
-    backbone: str | None = None
-    """Its tokenizer counts the tokens of prompts."""
-    show: int = 0
-    """Prompts to show as the backbone sees them."""
-    max_prompt_tokens: int | None = None
-    decontaminate: str | None = None
-    """Benchmarks or files whose questions are left out, comma list."""
-    overlap_threshold: float = 0.5
-    overlap_ngram: int = 8
-    split: float | None = None
-    config_file: Path | None = None
-    options: Layer = field(default_factory=dict)
-    assignments: Sequence[str] = ()
-    allow_code: bool = False
-
-    def plan(self) -> "PreparePlan":
-        """Everything that is known before a row is read; raises InputError for what cannot be read or written."""
-        limit = {} if self.max_prompt_tokens is None else {"data": {"max_prompt_tokens": self.max_prompt_tokens}}
-        if self.backbone is None and (self.show or limit):
-            option = "--show" if self.show else "--max-prompt-tokens"
-            raise InputError(
-                f"{option} counts tokens: name the tokenizer with --backbone, for example --backbone tiny."
-            )
-        given = {name: getattr(self, name) for name in ("backbone", "config_file", "assignments")}
-        settings = build_config(options={**self.options, **limit}, files=Author.of_file(self.allow_code), **given)
-        check_functions(settings)
-        # The audit has the machine to itself, unlike grading beside a training rank.
-        grading = replace(settings.grading, workers=max(settings.grading.workers, os.cpu_count() or 1))
-        own = {
-            name: getattr(self, name) for name in ("layout", "fields", "overlap_ngram", "overlap_threshold", "split")
-        }
-        audit = preparing.PrepareOptions(grading=grading, made=settings, **own)
-        output = self.output or preparing.default_output(self.source)
-        check_source(self.source)
-        preparing.outputs_of(self.source, output, audit)
-        return PreparePlan(request=self, settings=settings, options=audit, output=output)
 
 
 class PrepareResult(NamedTuple):
@@ -134,6 +89,38 @@ class PreparePlan:
             ) from None
         shown = [] if limit is None else [_seen(question, limit) for question in reports[0].questions[: request.show]]
         return PrepareResult(reports, shown)
+
+
+def plan_preparation(request: PrepareRequest) -> PreparePlan:
+    """Everything that is known before a row is read; raises InputError for what cannot be read or written."""
+    source, options = request.source, dict(request.options)
+    if request.max_prompt_tokens is not None:
+        options["data"] = {**options.get("data", {}), "max_prompt_tokens": request.max_prompt_tokens}
+    if request.backbone is None and (request.show or request.max_prompt_tokens is not None):
+        option = "--show" if request.show else "--max-prompt-tokens"
+        raise InputError(f"{option} counts tokens: name the tokenizer with --backbone, for example --backbone tiny.")
+    if request.seed is not None and is_made(source):
+        options[section_of_made(source)] = {"seed": request.seed}
+    given = {name: getattr(request, name) for name in ("backbone", "config_file", "assignments")}
+    settings = build_config(options=options, files=Author.of_file(request.allow_code), **given)
+    check_functions(settings)
+    # The audit has the machine to itself, unlike grading beside a training rank.
+    grading = replace(settings.grading, workers=max(settings.grading.workers, os.cpu_count() or 1))
+    audit = preparing.PrepareOptions(
+        grading=grading,
+        made=settings,
+        layout=request.layout,
+        fields=NamedFields(
+            question=request.question_field, answer=request.answer_field, answer_pattern=request.answer_pattern
+        ),
+        overlap_ngram=request.ngram,
+        overlap_threshold=request.overlap,
+        split=request.split,
+    )
+    output = request.output or preparing.default_output(source)
+    check_source(source)
+    preparing.outputs_of(source, output, audit)
+    return PreparePlan(request=request, settings=settings, options=audit, output=output)
 
 
 def _benchmarks(decontaminate: str | None, reporter: Reporter) -> dict[str, list[str]]:

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from exgrpo_cli.base.files import write_text
 from exgrpo_cli.base.reporter import Reporter, make_reporter
 from exgrpo_cli.base.types import SamplingParams
 from exgrpo_cli.config.names import PREFIX
+from exgrpo_cli.config.requests import EvaluationRequest
 from exgrpo_cli.evaluation.benchmarks import (
     Benchmark,
     benchmark_questions,
@@ -41,29 +42,6 @@ if TYPE_CHECKING:
     Asker = LocalModel | Endpoint
 
 RESULTS = Path("results")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationRequest:
-    """Request of a user; None stands for the preset's choice."""
-
-    benchmarks: tuple[str, ...]
-    model: str | None = None
-    output: Path | None = None
-    protocol: Mapping[str, Any] = field(default_factory=dict)
-    """Values that replace the presets': samples, temperature (several: a sequence), top_p, max_tokens, template."""
-    seed: int = 0
-    engine: str = "hf"
-    endpoint: str | None = None
-    timeout: float | None = None
-    """Seconds that one whole answer of the endpoint may take."""
-    data: Path | None = None
-    second_graders: tuple[str, ...] = ()
-    """Beside those that always stand beside the benchmark's own."""
-    device: str = "auto"
-    threads: int = 1
-    tensor_parallel: int = 1
-    """GPUs that hold one vLLM engine together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

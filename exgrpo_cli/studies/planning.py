@@ -9,15 +9,16 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from exgrpo_cli.base.errors import InputError, shown
 from exgrpo_cli.base.files import require_writable
 from exgrpo_cli.config.layers import DEFAULT_METHOD, build_config, checked_assignments, read_config, read_method
 from exgrpo_cli.config.names import BUILT_IN, DIRECTIONS, GYM, check_functions, section_of_made
+from exgrpo_cli.config.requests import StudyRequest
 from exgrpo_cli.config.sections import require_known
-from exgrpo_cli.config.settings import NOT_HASHED, PINNED, Author, Config, Layer, Written, resolve
+from exgrpo_cli.config.settings import NOT_HASHED, PINNED, Author, Config, Written, resolve
 from exgrpo_cli.presets import preset_names
 from exgrpo_cli.questions.sources import check_source
 from exgrpo_cli.runs.result import RunResult, config_hash, find_results
@@ -33,109 +34,78 @@ REPLAY_ONLY = ("replay.", "objective.replay_", "objective.shaping", "objective.i
 """Prefixes of settings that on-policy training does not read."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StudyRequest:
-    """Request of a study; None leaves the choice to presets and defaults.
+def config_of(request: StudyRequest, arm: studies.Arm, seed: int) -> Config:
+    """The configuration of one run. Raises InputError for a bad setting."""
+    options = {**request.options, "run": {**request.options.get("run", {}), "seed": seed}}
+    if request.replay_from is not None:
+        replay = read_method(arm.method).settings.get("replay")
+        if isinstance(replay, Mapping) and replay.get("store") == "none":
+            options["replay"] = {"warm_start": str(Path(request.replay_from).resolve())}
+    files = Author.of_file(request.allow_code)
+    typed, own = ([_of_seed(text, seed) for text in texts] for texts in (request.assignments, arm.assignments))
+    author = files if arm.of_file else Author.USER
+    config = build_config(
+        backbone=request.backbone,
+        method=arm.method,
+        regime=arm.regime,
+        config_file=request.config_file,
+        options=options,
+        assignments=typed,
+        stated=[Written(f"arm {arm.name}", checked_assignments(own), author)],
+        files=files,
+    )
+    if config.run.seed != seed:
+        raise InputError("run.seed: the seeds of a study are those of --seeds or of its claims; leave it out.")
+    if not config.data.has_heldout:
+        raise InputError("data.heldout = 'none': a study compares held-out pass@1, so name held-out questions.")
+    check_functions(config)
+    return config
 
-    Without an axis: the metric `ent`, or in regimes ExGRPO and on-policy training.
-    """
 
-    backbone: str | None = None
-    config_file: Path | None = None
-    options: Layer = field(default_factory=dict)
-    assignments: Sequence[str] = ()
-    """Settings of all runs, as those before: weaker than an arm's own."""
-    replay_from: Path | None = None
-    """Run whose experience the arms replay that store none of their own."""
-    allow_code: bool = False
-    """Methods' files may name functions."""
-    claim: str | None = None
-    """`all`, `quick`, or names of claims, which bring their own arms, regimes and seeds."""
-    metric: str | None = None
-    sampler: str | None = None
-    methods: str | None = None
-    regimes: str | None = None
-    """Regime presets; each arm is run in each of them."""
-    vary: Sequence[str] = ()
-    seeds: str | None = None
-    """Number of seeds, or the seeds: "3" or "0,1,5"; three without one."""
-    name: str | None = None
-    equal: str | None = None
-    """Budget in which arms equal the baseline; without one `generated` with methods or regimes, else `steps`."""
-    results: Sequence[Path] = ()
-    """Folders of results that count as finished runs."""
-    output: Path | None = None
-    """Folder of the study; its last part is the study's name."""
+def run_of(request: StudyRequest, arm: studies.Arm, seed: int, study: Path) -> studies.StudyRun:
+    """A run of the study in the folder `study`. Raises InputError for a bad setting."""
+    folder = study / arm.folder_name / f"seed-{seed}"
+    return studies.StudyRun(arm=arm, seed=seed, folder=folder, config=config_of(request, arm, seed))
 
-    def config(self, arm: studies.Arm, seed: int) -> Config:
-        """The configuration of one run. Raises InputError for a bad setting."""
-        options = {**self.options, "run": {**self.options.get("run", {}), "seed": seed}}
-        if self.replay_from is not None:
-            replay = read_method(arm.method).settings.get("replay")
-            if isinstance(replay, Mapping) and replay.get("store") == "none":
-                options["replay"] = {"warm_start": str(self.replay_from.resolve())}
-        files = Author.of_file(self.allow_code)
-        typed, own = ([_of_seed(text, seed) for text in texts] for texts in (self.assignments, arm.assignments))
-        author = files if arm.of_file else Author.USER
-        config = build_config(
-            backbone=self.backbone,
-            method=arm.method,
-            regime=arm.regime,
-            config_file=self.config_file,
-            options=options,
-            assignments=typed,
-            stated=[Written(f"arm {arm.name}", checked_assignments(own), author)],
-            files=files,
-        )
-        if config.run.seed != seed:
-            raise InputError("run.seed: the seeds of a study are those of --seeds or of its claims; leave it out.")
-        if not config.data.has_heldout:
-            raise InputError("data.heldout = 'none': a study compares held-out pass@1, so name held-out questions.")
-        check_functions(config)
-        return config
 
-    def run(self, arm: studies.Arm, seed: int, study: Path) -> studies.StudyRun:
-        """A run of the study in the folder `study`. Raises InputError for a bad setting."""
-        folder = study / arm.folder_name / f"seed-{seed}"
-        return studies.StudyRun(arm=arm, seed=seed, folder=folder, config=self.config(arm, seed))
+def plan_request(request: StudyRequest) -> studies.Study:
+    """Every run of the study, resolved. Raises InputError naming what is unknown or contradictory."""
+    if request.claim is not None:
+        for name in ("metric", "sampler", "methods", "regimes", "vary", "seeds", "equal", "replay_from"):
+            if getattr(request, name) not in (None, (), []):
+                option = f"--{name.replace('_', '-')}"
+                raise InputError(f"--claim brings its own arms, regimes, seeds and budgets: leave {option} out.")
+        return plan_claims(chosen_claims(request.claim), _folder_of(request, [CLAIMS]), request)
+    axes = [(axis, text) for axis in ("metric", "sampler", "methods") if (text := getattr(request, axis)) is not None]
+    axes += [("vary", text) for text in request.vary]
+    if not axes:
+        axes = [("methods", "exgrpo,grpo") if request.regimes is not None else ("metric", "ent")]
+    regimes = [None] if request.regimes is None else studies.split_list("--regimes", request.regimes)
+    # Methods differ in what a step costs, values of one setting hardly do.
+    usual = "steps" if request.methods is None and request.regimes is None else "generated"
+    equal = usual if request.equal is None else request.equal
+    require_known("--equal", equal, studies.EQUAL)
+    seeds = parse_seeds("3" if request.seeds is None else request.seeds)
+    arms_by_axis = [axis_arms(axis, text) for axis, text in axes]
+    parts = []
+    for (axis, text), arms in zip(axes, arms_by_axis, strict=True):
+        # Of methods' files their names alone.
+        named = ",".join(arm.name for arm in arms) if axis == "methods" else text
+        parts.append(named if axis == "vary" else f"{axis}-{named}")
+    folder = _folder_of(request, [*parts, *([f"regimes-{request.regimes}"] if request.regimes else [])])
+    return plan_study(folder, cross(arms_by_axis, regimes), seeds, request, equal=equal)
 
-    def plan(self) -> studies.Study:
-        """Every run of the study, resolved. Raises InputError naming what is unknown or contradictory."""
-        if self.claim is not None:
-            for name in ("metric", "sampler", "methods", "regimes", "vary", "seeds", "equal", "replay_from"):
-                if getattr(self, name) not in (None, (), []):
-                    option = f"--{name.replace('_', '-')}"
-                    raise InputError(f"--claim brings its own arms, regimes, seeds and budgets: leave {option} out.")
-            return plan_claims(chosen_claims(self.claim), self._folder([CLAIMS]), self)
-        axes = [(axis, text) for axis in ("metric", "sampler", "methods") if (text := getattr(self, axis)) is not None]
-        axes += [("vary", text) for text in self.vary]
-        if not axes:
-            axes = [("methods", "exgrpo,grpo") if self.regimes is not None else ("metric", "ent")]
-        regimes = [None] if self.regimes is None else studies.split_list("--regimes", self.regimes)
-        # Methods differ in what a step costs, values of one setting hardly do.
-        usual = "steps" if self.methods is None and self.regimes is None else "generated"
-        equal = usual if self.equal is None else self.equal
-        require_known("--equal", equal, studies.EQUAL)
-        seeds = parse_seeds("3" if self.seeds is None else self.seeds)
-        arms_by_axis = [axis_arms(axis, text) for axis, text in axes]
-        parts = []
-        for (axis, text), arms in zip(axes, arms_by_axis, strict=True):
-            # Of methods' files their names alone.
-            named = ",".join(arm.name for arm in arms) if axis == "methods" else text
-            parts.append(named if axis == "vary" else f"{axis}-{named}")
-        folder = self._folder([*parts, *([f"regimes-{self.regimes}"] if self.regimes else [])])
-        return plan_study(folder, cross(arms_by_axis, regimes), seeds, self, equal=equal)
 
-    def _folder(self, parts: Sequence[str]) -> Path:
-        """Folder of the study, named by `parts` where nothing else names it."""
-        if self.name is not None and (self.name in ("", ".", "..") or "/" in self.name):
-            raise InputError(f"--name {shown(self.name)} is no name of a folder: leave slashes to --output.")
-        if self.output is None:
-            return STUDIES / (self.name or re.sub(r"[^A-Za-z0-9._=-]+", "-", "-".join(parts)))
-        if self.name not in (None, self.output.name):
-            named = f"--output {self.output} names the study {self.output.name!r}, --name {self.name!r}"
-            raise InputError(f"{named}: leave one of them out.")
-        return self.output
+def _folder_of(request: StudyRequest, parts: Sequence[str]) -> Path:
+    """Folder of the study, named by `parts` where nothing else names it."""
+    if request.name is not None and (request.name in ("", ".", "..") or "/" in request.name):
+        raise InputError(f"--name {shown(request.name)} is no name of a folder: leave slashes to --output.")
+    if request.output is None:
+        return STUDIES / (request.name or re.sub(r"[^A-Za-z0-9._=-]+", "-", "-".join(parts)))
+    if request.name not in (None, request.output.name):
+        named = f"--output {request.output} names the study {request.output.name!r}, --name {request.name!r}"
+        raise InputError(f"{named}: leave one of them out.")
+    return request.output
 
 
 def _of_seed(assignment: str, seed: int) -> str:
@@ -258,7 +228,7 @@ def plan_study(
             raise InputError(f"arms {other!r} and {arm.name!r} would both be in the folder {arm.folder_name}/.")
     of_arm = seeds if isinstance(seeds, Mapping) else {arm.name: seeds for arm in arms}
     runs = [
-        request.run(arm, seed, folder)
+        run_of(request, arm, seed, folder)
         for seed in sorted({seed for each in of_arm.values() for seed in each})
         for arm in arms
         if seed in of_arm[arm.name]
@@ -304,7 +274,7 @@ def _require_same_settings(study: studies.Study, request: StudyRequest) -> None:
             folder, seed = path.parent, path.parent.name.removeprefix("seed-")
             if not seed.isdecimal():
                 continue
-            wanted = expected(planned.get(folder) or request.run(arm, int(seed), study.folder), study.equal)
+            wanted = expected(planned.get(folder) or run_of(request, arm, int(seed), study.folder), study.equal)
             stored = resolve([Written(str(path), read_config(path), Author.READ)])
             unlike = config_hash(stored) != config_hash(wanted)
             changed = studies.differing_keys(stored, wanted) - NOT_HASHED - PINNED if unlike else set()
@@ -373,10 +343,10 @@ def _stated_hash(claim: Claim, arm: studies.Arm, request: StudyRequest) -> str:
     theirs = [each for each in request.assignments if claim.terms.backbone and each.startswith("backbone.source=")]
     allowed = replace(stated, backbone=claim.terms.backbone and request.backbone, assignments=theirs)
     try:
-        found = config_hash(stated.config(arm, FIRST_SEED))
+        found = config_hash(config_of(stated, arm, FIRST_SEED))
     except InputError as error:
         raise InputError(f"claim {claim.name}, arm {arm.name!r}: {error}") from error
-    if config_hash(request.config(arm, FIRST_SEED)) != config_hash(allowed.config(arm, FIRST_SEED)):
+    if config_hash(config_of(request, arm, FIRST_SEED)) != config_hash(config_of(allowed, arm, FIRST_SEED)):
         raise InputError(
             "--claim brings its own settings: leave --set and other options out that change more than what the "
             "machine does (run.threads, run.plots and the like)."

@@ -6,7 +6,7 @@ user go on without a question about their code.
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +19,7 @@ from exgrpo_cli.base.output import give_stdout_to_children
 from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.config.layers import build_config, read_config
 from exgrpo_cli.config.names import check_functions, named_functions, origin
+from exgrpo_cli.config.requests import RunRequest
 from exgrpo_cli.config.sections import require_known
 from exgrpo_cli.config.sections.run import BUDGET_STEPS
 from exgrpo_cli.config.settings import RESUMABLE, Author, Config, Layer, to_toml
@@ -28,40 +29,6 @@ from exgrpo_cli.runs.result import has_ended
 RUNS = Path("runs")
 OWN_RUNS = "own-runs"
 """Folder of the cache, outside the run's: whoever sends a run cannot send this along."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunRequest:
-    """Choices of the command line; None leaves them to presets and defaults."""
-
-    backbone: str | None = None
-    method: str | None = None
-    regime: str | None = None
-    config_file: Path | None = None
-    options: Layer = field(default_factory=dict)
-    assignments: Sequence[str] = ()
-    output: Path | None = None
-    resume: bool = False
-    replay_from: Path | None = None
-    """Run whose ledger fills the buffer."""
-    with_retired: bool = False
-    as_published: bool = False
-    """With what the method's paper changed besides its replay."""
-    allow_code: bool = False
-    """Whether the file may name functions of the user."""
-
-    def options_layer(self) -> Layer:
-        """The options, with where the buffer's first experience comes from. Raises InputError where there is none."""
-        if self.replay_from is None:
-            if self.with_retired:
-                raise InputError("--with-retired says what to take over from --replay-from RUN: name the run.")
-            return self.options
-        if not (self.replay_from / "replay").is_dir():
-            raise InputError(
-                f"--replay-from {self.replay_from} has no replay/ folder: name the folder of an ExGRPO run."
-            )
-        warm = {"warm_start": str(self.replay_from.resolve()), "warm_start_retired": self.with_retired}
-        return {**self.options, "replay": {**self.options.get("replay", {}), **warm}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +68,7 @@ def plan_start(request: RunRequest) -> RunStart:
     """
     folder = request.output
     names = ("backbone", "method", "regime", "assignments")
-    asked = {name: getattr(request, name) for name in names} | {"options": request.options_layer()}
+    asked = {name: getattr(request, name) for name in names} | {"options": options_with_buffer(request)}
     files = Author.of_file(request.allow_code)
     if request.resume:
         folder = folder or newest_unfinished(RUNS)
@@ -120,6 +87,23 @@ def plan_start(request: RunRequest) -> RunStart:
             "replays nothing (replay.enabled = false): leave it out, or choose a method that replays."
         )
     return RunStart(config=config, folder=folder, resume=request.resume)
+
+
+def options_with_buffer(request: RunRequest) -> Layer:
+    """Settings of the options, with where the buffer's first experience comes from.
+
+    Raises InputError where there is none.
+    """
+    if request.replay_from is None:
+        if request.with_retired:
+            raise InputError("--with-retired says what to take over from --replay-from RUN: name the run.")
+        return request.options
+    if not Path(request.replay_from, "replay").is_dir():
+        raise InputError(
+            f"--replay-from {request.replay_from} has no replay/ folder: name the folder of an ExGRPO run."
+        )
+    warm = {"warm_start": str(Path(request.replay_from).resolve()), "warm_start_retired": request.with_retired}
+    return {**request.options, "replay": {**request.options.get("replay", {}), **warm}}
 
 
 def check_start(start: RunStart) -> tuple[str, ...]:

@@ -16,11 +16,11 @@ from random_model import questions_file, run
 
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import SamplingParams, StopReason
+from exgrpo_cli.config.requests import EvaluationRequest
 from exgrpo_cli.evaluation import service
 from exgrpo_cli.evaluation.benchmarks import benchmark_questions, own_benchmark
 from exgrpo_cli.evaluation.sampling import sample_seeds
 from exgrpo_cli.evaluation.server import Endpoint, endpoint_prompt, throttled
-from exgrpo_cli.evaluation.service import EvaluationRequest
 from exgrpo_cli.questions.prompts import TEMPLATES
 
 PARAMS = SamplingParams(temperature=0.6, top_p=1.0, max_new_tokens=64)

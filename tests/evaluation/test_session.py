@@ -16,13 +16,14 @@ from random_model import questions_file, request_for, run, save_random_model
 from exgrpo_cli.base.errors import InputError, Interrupted
 from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.base.types import AnswerFormat, SamplingParams, StopReason
+from exgrpo_cli.config.requests import EvaluationRequest
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.evaluation import service
 from exgrpo_cli.evaluation.local import from_generator
 from exgrpo_cli.evaluation.models import choose_model
 from exgrpo_cli.evaluation.results import ResultsFolder
 from exgrpo_cli.evaluation.sampling import QuestionRecord, open_pool, sample_and_grade, sample_seeds
-from exgrpo_cli.evaluation.service import EvaluationRequest, evaluate, plan_evaluation
+from exgrpo_cli.evaluation.service import evaluate, plan_evaluation
 from exgrpo_cli.models.load import load_folder
 
 

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from question_sources import write
 
+from exgrpo_cli.config.requests import EvaluationRequest
 from exgrpo_cli.config.sections.run import TinySettings
-from exgrpo_cli.evaluation.service import EvaluationReport, EvaluationRequest, evaluate, plan_evaluation
+from exgrpo_cli.evaluation.service import EvaluationReport, evaluate, plan_evaluation
 from exgrpo_cli.models.tiny import make_model, make_tokenizer
 
 SETTINGS = TinySettings(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, ffn_size=32)

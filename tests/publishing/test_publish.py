@@ -21,7 +21,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from exgrpo_cli.commands import run as exgrpo
-from exgrpo_cli.commands.train import TrainOptions
+from exgrpo_cli.commands.cli import with_run
+from exgrpo_cli.config.requests import RunRequest
 from exgrpo_cli.evaluation.results import ResultsFolder
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import SCHEMAS, TABLES
@@ -144,7 +145,8 @@ def test_a_published_run_is_a_model_with_its_card_and_a_ledger_that_is_a_run_aga
     assert len(ids) > 100
     for mine, other in zip(ours.bodies(ids), theirs.bodies(ids), strict=True):
         assert all(np.array_equal(one, another) for one, another in zip(mine, other, strict=True))
-    assert TrainOptions(replay_from="hf://me/algebra").request().replay_from == local_run("hf://me/algebra") == fetched
+    asked = with_run(RunRequest(replay_from="hf://me/algebra")).replay_from
+    assert asked == str(local_run("hf://me/algebra")) == str(fetched)
 
     assert exgrpo(["replay-stats", "hf://me/algebra", "--no-plots", "--json"]) == 0
     published = json.loads(capsys.readouterr().out)

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.config.requests import StudyRequest
 from exgrpo_cli.presets import preset_names
 from exgrpo_cli.runs.result import config_hash
 from exgrpo_cli.studies.claims import FIRST_SEED, chosen_claims, read_claim
-from exgrpo_cli.studies.planning import StudyRequest, plan_claims
+from exgrpo_cli.studies.planning import plan_claims
 from exgrpo_cli.studies.schedule import estimate
 from exgrpo_cli.studies.study import Study
 

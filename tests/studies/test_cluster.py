@@ -22,10 +22,11 @@ from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.files import read_json_lines
 from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.commands import run as exgrpo
+from exgrpo_cli.config.requests import StudyRequest
 from exgrpo_cli.config.sections.run import SlurmSettings
 from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.studies import schedule
-from exgrpo_cli.studies.planning import StudyRequest
+from exgrpo_cli.studies.planning import plan_request
 from exgrpo_cli.studies.study import Study
 
 WORKER = """
@@ -65,7 +66,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     monkeypatch.setattr(schedule, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(schedule, "QUERY_SECONDS", 0.5)
     request = StudyRequest(metric="ent,random", seeds="2", output=tmp_path / "studies" / "mine")
-    return replace(request, options={"run": {"steps": 6}}).plan()
+    return plan_request(replace(request, options={"run": {"steps": 6}}))
 
 
 @pytest.fixture

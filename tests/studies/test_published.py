@@ -13,9 +13,10 @@ import pytest
 from scipy import stats
 
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.config.requests import StudyRequest
 from exgrpo_cli.runs.result import read_result
 from exgrpo_cli.studies.claims import chosen_claims, claim_outcomes, claim_results
-from exgrpo_cli.studies.planning import StudyRequest, plan_claims
+from exgrpo_cli.studies.planning import plan_claims
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -24,11 +24,12 @@ from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.base.versions import code_version, now
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.config.requests import StudyRequest
 from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.result import config_hash, read_result, write_result
 from exgrpo_cli.studies.output import report_study
-from exgrpo_cli.studies.planning import StudyRequest, axis_arms, cross, plan_study
+from exgrpo_cli.studies.planning import axis_arms, cross, plan_request, plan_study
 from exgrpo_cli.studies.schedule import Processes, pass_on_damage, run_study
 from exgrpo_cli.studies.study import Arm, Study, StudyRun, budgeted
 from exgrpo_cli.studies.worker import last_line, warn_in_log
@@ -93,7 +94,7 @@ def test_an_arm_named_twice_is_refused(tmp_path: Path) -> None:
 def test_methods_files_name_a_study_without_their_folders(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("[replay]\nratio = 0.25\n")
-    study = StudyRequest(methods=f"grpo, {file}", seeds="1").plan()
+    study = plan_request(StudyRequest(methods=f"grpo, {file}", seeds="1"))
     assert study.folder.as_posix() == "studies/methods-grpo-mine"
     assert [run.folder.as_posix() for run in study.runs] == [
         "studies/methods-grpo-mine/grpo/seed-0", "studies/methods-grpo-mine/mine/seed-0",

@@ -10,6 +10,7 @@ from scipy.special import stdtrit
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.statistics import holm
+from exgrpo_cli.config.requests import StudyRequest
 from exgrpo_cli.runs.result import config_hash, write_result
 from exgrpo_cli.studies.claims import FIRST_SEED, Claim, claim_of, claim_outcomes, claim_results, outcome
 from exgrpo_cli.studies.endpoints import (
@@ -22,7 +23,7 @@ from exgrpo_cli.studies.endpoints import (
     verdict,
 )
 from exgrpo_cli.studies.output import claim_rows, endpoint_rows, markdown, score_rows
-from exgrpo_cli.studies.planning import StudyRequest, plan_claims
+from exgrpo_cli.studies.planning import plan_claims
 from exgrpo_cli.studies.report import compare_runs
 from exgrpo_cli.studies.study import Arm, Study
 
