@@ -123,6 +123,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     own_arms: Mapping[str, ArmTerms] = msgspec.field(name="arms", default_factory=dict)
     fixed: Fixed | None = None
     """None of a claim that may have been stated after its runs."""
+    on: Mapping[str, Mapping[str, Any]] = msgspec.field(default_factory=dict)
+    """Tables that stand in place of those of their names when it is tested on another backbone, by its preset."""
     stated: Mapping[str, Any]
     """Content of the file, which a study keeps: it is judged by what was stated when it ran."""
     of_file: bool = False
@@ -178,13 +180,13 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
 
 
-def chosen_claims(text: str) -> list[Claim]:
-    """The claims of `--claim`: `all` or `quick` of the built-in backbone's, or names and files.
+def chosen_claims(text: str, backbone: str | None = None) -> list[Claim]:
+    """The claims of `--claim`, as they are stated for a backbone: `all` or `quick` of the built-in one's, names, files.
 
     Raises InputError for an unknown name, two claims of one name, and a file that is no claim.
     """
     names = preset_names("claims") if text in ("all", "quick") else split_list("--claim", text)
-    claims = [read_claim(name) for name in dict.fromkeys(names)]
+    claims = [read_claim(name, backbone) for name in dict.fromkeys(names)]
     if twice := [name for name, times in Counter(claim.name for claim in claims).items() if times > 1]:
         raise InputError(f"--claim names two claims {twice[0]!r}: give one of the files another name.")
     if text in ("all", "quick"):
@@ -194,14 +196,20 @@ def chosen_claims(text: str) -> list[Claim]:
     return claims
 
 
-def read_claim(name: str) -> Claim:
-    """A shipped claim, or that of a file. Raises InputError naming the claim and the key that is wrong."""
-    if not name.endswith(".toml"):
-        return claim_of(name, load_preset("claims", name))
-    stem = Path(name).stem
-    if stem in preset_names("claims"):
+def read_claim(name: str, backbone: str | None = None) -> Claim:
+    """A shipped claim, or that of a file; tables of its `[on.BACKBONE]` stand in place of those of their names.
+
+    Raises InputError naming the claim and the key that is wrong.
+    """
+    of_file, stem = name.endswith(".toml"), Path(name).stem
+    if of_file and stem in preset_names("claims"):
         raise InputError(f"--claim {name}: a shipped claim is called {stem} too: give the file another name.")
-    return claim_of(stem, read_config(Path(name)), of_file=True)
+    claim = claim_of(stem, read_config(Path(name)) if of_file else load_preset("claims", name), of_file=of_file)
+    if own := claim.on.get(backbone or ""):
+        # What is stated of another backbone is fixed by itself.
+        kept = {name: table for name, table in claim.stated.items() if name != "fixed"}
+        return claim_of(stem, {**kept, **own}, of_file=of_file)
+    return claim
 
 
 def claim_of(name: str, content: Mapping[str, Any], *, of_file: bool = False) -> Claim:

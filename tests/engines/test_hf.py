@@ -6,21 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import slow_sampler
 import torch
-from slow_sampler import (
-    EOS,
-    FAMILIES,
-    ONE,
-    PARAMS,
-    Slow,
-    assert_as_one_token_at_a_time,
-    build_model,
-    flat,
-    full_pass,
-    of_config,
-    requests,
-    slowly,
-)  # fmt: skip
+from slow_sampler import EOS, FAMILIES, ONE, PARAMS, build_model, flat, full_pass, of_config, requests, slowly
 from transformers import DynamicCache, PreTrainedModel
 
 from exgrpo_cli.base.errors import InputError, RunError
@@ -42,14 +30,14 @@ def test_rollouts_equal_one_token_at_a_time(family: str, top_p: float) -> None:
     model, params = build_model(family), replace(PARAMS, top_p=top_p)
     # Six rows at a time: prompts share prefills, rows end and are replaced, caches are moved.
     expected = slowly(model, params)
-    assert_as_one_token_at_a_time(sampled(model, params, max_rows=6), expected)
+    slow_sampler.assert_as_one_token_at_a_time(sampled(model, params, max_rows=6), expected)
     # The example must hold early ends, late ones and the limit, and members that differ.
     lengths = {len(tokens) for group in expected for tokens, _ in group}
     assert len(lengths) > 2 and 14 in lengths and len({tuple(tokens) for tokens, _ in expected[0]}) > 1
 
 
 @pytest.fixture(scope="module")
-def one_at_a_time() -> tuple[PreTrainedModel, Slow]:
+def one_at_a_time() -> tuple[PreTrainedModel, slow_sampler.Slow]:
     model = build_model()
     return model, slowly(model)
 
@@ -60,7 +48,7 @@ def test_rows_may_enter_at_any_time(one_at_a_time, max_rows, prefill_tokens, mon
     """Rows enter in the middle of a pass over several prompts, at its end, or with a pass each."""
     model, expected = one_at_a_time
     monkeypatch.setattr(prompts, "PREFILL_TOKENS", prefill_tokens)
-    assert_as_one_token_at_a_time(sampled(model, max_rows=max_rows), expected)
+    slow_sampler.assert_as_one_token_at_a_time(sampled(model, max_rows=max_rows), expected)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-6)])

@@ -12,21 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import slow_sampler
 import torch
 from scipy.stats import chisquare
-from slow_sampler import (
-    EOS,
-    ONE,
-    PARAMS,
-    VOCAB,
-    assert_as_one_token_at_a_time,
-    build_model,
-    flat,
-    full_pass,
-    of_config,
-    requests,
-    slowly,
-)  # fmt: skip
+from slow_sampler import EOS, ONE, PARAMS, VOCAB, build_model, flat, full_pass, of_config, requests, slowly
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from exgrpo_cli.base.errors import RunError, ToolkitWarning
@@ -193,7 +182,7 @@ def test_without_a_library_one_line_and_the_reference(variables, reason, monkeyp
     with pytest.warns(ToolkitWarning, match=re.escape(reason)) as said:
         generator = HFGenerator(build_model(dtype=torch.float32), max_rows=6, eos_ids=EOS)
     assert len(said) == 1 and "\n" not in str(said[0].message)
-    assert_as_one_token_at_a_time(generator.generate(requests(), PARAMS), slowly(build_model()))
+    slow_sampler.assert_as_one_token_at_a_time(generator.generate(requests(), PARAMS), slowly(build_model()))
 
 
 def test_a_library_that_computes_something_else_is_found_out(tmp_path, monkeypatch) -> None:

@@ -147,6 +147,10 @@ def test_a_claim_of_a_backbone_may_be_tested_on_another_and_with_its_weights_fro
     assert len({config_hash(run) for run in runs.values()}) == 3 and config_hash(runs["here"]) == config_hash(
         runs["there"]
     )
+    # What it states of a backbone stands in place of the rest, and is fixed by itself.
+    here, there = (read_claim("real-model", name) for name in (None, "qwen-math-1.5b"))
+    assert "run.budget_amount=47000000" in there.arms["exgrpo"].assignments and there.fixed is None
+    assert (there.terms.backbone, there.contrasts) == ("qwen-math-1.5b", here.contrasts) != (here.terms.backbone, ())
     with pytest.raises(InputError, match="leave --set and other options out"):
         plan_claims(chosen_claims("shaping"), tmp_path / "x", StudyRequest(assignments=weights[:1]))
     with pytest.raises(InputError, match="names claims on smollm2-135m and tiny: ask for those of one at a time"):
