@@ -55,10 +55,7 @@ _WRITTEN: dict[str, Callable[[re.Match[str]], str]] = {
 def _rules(name: str) -> Sequence[Rule]:
     """The rules of a table, in order."""
     return [
-        (
-            re.compile(expanded(pattern, _PIECES)),
-            _WRITTEN.get(replacement, replacement),
-        )
+        (re.compile(expanded(pattern, _PIECES)), _WRITTEN.get(replacement, replacement))
         for pattern, replacement in _TABLES[name]
     ]
 

@@ -144,10 +144,8 @@ def inspect_part(table: str, path: Path) -> PartInfo:
         else:
             with pa.OSFile(str(path)) as source, pq.ParquetFile(source) as file:
                 schema, num_rows, size = file.schema_arrow, file.metadata.num_rows, source.size()
-                footer, rows_end = (
-                    file.metadata.serialized_size,
-                    (file.metadata.metadata or {}).get(schemas.ROWS_END, b""),
-                )
+                footer = file.metadata.serialized_size
+                rows_end = (file.metadata.metadata or {}).get(schemas.ROWS_END, b"")
         if not schema.equals(schemas.SCHEMAS[table]):
             wrong = [str(column) for column in schema if column not in set(schemas.SCHEMAS[table])]
             missing = [str(column) for column in schemas.SCHEMAS[table] if column not in set(schema)]

@@ -76,10 +76,8 @@ def merge_adapter(model: "PreTrainedModel", folder: Path, base: Base) -> None:
             "run was started with."
         )
     with reading_model(folder, "adapter that fits its backbone"), torch.no_grad():
-        config, weights = (
-            read_json(folder / CONFIG_FILE, {"r": int, "lora_alpha": int}),
-            load_file(folder / WEIGHTS_FILE),
-        )
+        config = read_json(folder / CONFIG_FILE, {"r": int, "lora_alpha": int})
+        weights = load_file(folder / WEIGHTS_FILE)
         for name in [name for name in weights if ".lora_A." in name]:
             weight = model.get_parameter(name.removeprefix(IN_FILES).replace(".lora_A", ""))
             up = weights[name.replace(".lora_A.", ".lora_B.")]

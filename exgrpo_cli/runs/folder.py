@@ -100,7 +100,8 @@ class RunFolder:
     def _others(self) -> list[str]:
         """Names below the folder of what no set-up writes; its own folders count by what is in them, links as files."""
         found = {path.relative_to(self.path).as_posix(): path for path in self.path.rglob("*")}
-        names = [name for name, path in found.items() if _is_entry(path) or not _SET_UP_FOLDERS.match(name)]
+        own = {name for name, path in found.items() if path.is_dir() and not path.is_symlink()}
+        names = [name for name in found if name not in own or not _SET_UP_FOLDERS.match(name)]
         return [name for name in names if not _SET_UP_WRITES.fullmatch(_HALF_WRITTEN.sub(r"\1\2", name))]
 
     def remove_set_up(self) -> None:
@@ -198,11 +199,6 @@ def complete_steps(checkpoints: Path) -> list[int]:
     """Steps with a complete checkpoint, ascending; folders with other names are somebody else's."""
     found = ((path, _CHECKPOINT.fullmatch(path.name)) for path in checkpoints.glob("step-*"))
     return sorted(int(match[1]) for path, match in found if match and path.is_dir())
-
-
-def _is_entry(path: Path) -> bool:
-    """Whether a path is anything but a folder of its own."""
-    return path.is_symlink() or not path.is_dir()
 
 
 @contextmanager

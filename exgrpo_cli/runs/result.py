@@ -223,10 +223,7 @@ def config_hash(config: Config) -> str:
     return values_digest({name: values[name] for name in values.keys() - NOT_HASHED if values[name] != usual[name]})
 
 
-_SCORE: Shape = {
-    **dict.fromkeys(("pass_at_1", "low", "high"), NUMBER),
-    **dict.fromkeys(("questions", "samples"), int),
-}
+_SCORE: Shape = {**dict.fromkeys(("pass_at_1", "low", "high"), NUMBER), **dict.fromkeys(("questions", "samples"), int)}
 _SUMMARY: Shape = {
     "steps": int,
     "finished": str,

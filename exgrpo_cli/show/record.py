@@ -20,14 +20,7 @@ from exgrpo_cli.base.errors import InputError, first_line
 from exgrpo_cli.base.files import MANIFEST, find_damage, read_json
 from exgrpo_cli.config import layers
 from exgrpo_cli.config.settings import Author, Config, Written, resolve
-from exgrpo_cli.ledger.columns import (
-    EventColumns,
-    column,
-    decode_events,
-    encoded_words,
-    flat,
-    question_numbers,
-)
+from exgrpo_cli.ledger.columns import EventColumns, column, decode_events, encoded_words, flat, question_numbers
 from exgrpo_cli.ledger.reader import DamagedBytes, LedgerReader, LedgerWarning, reading
 from exgrpo_cli.ledger.schemas import DRAWS, EVENTS, REPLAYS, SCORES, TRAJECTORIES
 from exgrpo_cli.runs.folder import CHECKSUMS_FILE, METRICS_FILE, POOL_FILE, RunMetrics, find_changes, read_metrics

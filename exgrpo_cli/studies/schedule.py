@@ -206,11 +206,15 @@ def make_executor(study: Study, settings: SlurmSettings, jobs: Path) -> Any:
 
 
 def script(study: Study, settings: SlurmSettings) -> str:
-    """Script of the array job, which `--dry-run` shows."""
+    """Script of the array job, which `--dry-run` shows; of a submitit that does not show it, what it is made of."""
     require_slurm()
     executor = make_executor(study, settings, study.folder.resolve() / JOBS_FOLDER)
     executor.parameters["map_count"] = len(study.unfinished)
-    return str(executor._make_submission_file_text(executor._submitit_command_str, "dry-run"))
+    try:
+        return str(executor._make_submission_file_text(executor._submitit_command_str, "dry-run"))
+    except (AttributeError, NotImplementedError):
+        given = "".join(f"# {name} = {value!r}\n" for name, value in executor.parameters.items())
+        return f"# This submitit does not show its script, which is made of:\n{given}"
 
 
 def slurm_settings(config_file: Path | None, *, allow_code: bool = False) -> SlurmSettings:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from exgrpo_cli.base.errors import DamageWarning, InputError
+from exgrpo_cli.base.errors import DamageWarning, InputError, ToolkitWarning
 from exgrpo_cli.base.files import write_json, write_text
 from exgrpo_cli.base.reporter import Reporter
 from exgrpo_cli.base.versions import code_version, describe_machine, now
@@ -135,7 +135,12 @@ def take_device(requested: str, local_rank: int) -> torch.device:
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
-        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+        # A name inside torch: the variable is read too late, and vllm refuses it.
+        if set_memory := getattr(torch._C, "_accelerator_setAllocatorSettings", None):
+            set_memory("expandable_segments:True")
+        else:
+            slower = f"torch {torch.__version__} lets no program ask for segments that grow: GPU memory may fragment"
+            warnings.warn(f"{slower}; where it runs out, lower optim.microbatch_tokens.", ToolkitWarning, stacklevel=2)
     torch.backends.cuda.enable_cudnn_sdp(False)
     return device
 

@@ -153,7 +153,8 @@ def resumed_config(run_folder: Path, *, files: Author = Author.FILE, **asked: An
     if not file.is_file():
         raise InputError(f"{run_folder} is not a run folder: it has no config.toml; start without --resume.")
     own = build_config(config_file=file, files=Author.READ)
-    if is_own_run(run_folder, named_functions(own)):
+    # This user started it, with exactly these functions.
+    if _note_of(run_folder, named_functions(own)).exists():
         files = Author.USER
     wanted = build_config(config_file=file, files=files, **asked)
     before, after = (tomllib.loads(to_toml(config)) for config in (own, wanted))
@@ -199,11 +200,6 @@ def remember_run(folder: Path, config: Config) -> None:
         note = _note_of(folder, functions)
         note.parent.mkdir(parents=True, exist_ok=True)
         note.touch()
-
-
-def is_own_run(folder: Path, functions: dict[str, str]) -> bool:
-    """Whether this user started the run in `folder` with exactly these functions."""
-    return _note_of(folder, functions).exists()
 
 
 def _note_of(folder: Path, functions: dict[str, str]) -> Path:

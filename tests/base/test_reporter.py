@@ -7,14 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from exgrpo_cli.base.output import wrapped
-from exgrpo_cli.base.reporter import (
-    LiveReporter,
-    PlainReporter,
-    answer_rows,
-    as_rows,
-    print_table,
-    step_view,
-)
+from exgrpo_cli.base.reporter import LiveReporter, PlainReporter, answer_rows, as_rows, print_table, step_view
 
 LINE = {
     "step": 12,

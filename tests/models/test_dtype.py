@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from exgrpo_cli.base.errors import ToolkitWarning
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.machine.memory import architecture
 from exgrpo_cli.machine.settle import settle
@@ -68,3 +69,7 @@ def test_each_rank_makes_the_gpu_of_its_number_the_current_one(monkeypatch: pyte
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:512")
     take_device("cuda", 3)
     assert len(kept) == 1
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    monkeypatch.delattr(torch._C, "_accelerator_setAllocatorSettings")
+    with pytest.warns(ToolkitWarning, match="segments that grow: GPU memory may fragment"):
+        assert take_device("cuda", 3) == taken[0]

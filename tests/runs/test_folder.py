@@ -15,14 +15,7 @@ from exgrpo_cli.base.files import begin_folder, finish_folder, read_json_lines, 
 from exgrpo_cli.base.output import Stopper
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.machine.survey import choose_threads
-from exgrpo_cli.runs.folder import (
-    RunFolder,
-    find_changes,
-    forget_checksums,
-    note_checksums,
-    read_metrics,
-    writing,
-)
+from exgrpo_cli.runs.folder import RunFolder, find_changes, forget_checksums, note_checksums, read_metrics, writing
 from exgrpo_cli.training.run import stopped_text
 from exgrpo_cli.training.start import RunStart
 

@@ -108,10 +108,7 @@ REFUSED = {
         "ledger.json is not JSON .nested",
     ),
     "a step of the far future": (lambda run: journal(run, 3, step=2_000_000_000), r"metrics.jsonl has a step 2,000,"),
-    "a step that no ledger could have": (
-        lambda run: journal(run, 3, step=10**30),
-        "line 3: step is 1000",
-    ),
+    "a step that no ledger could have": (lambda run: journal(run, 3, step=10**30), "line 3: step is 1000"),
     "a step before the first": (lambda run: journal(run, 3, step=-1), "metrics.jsonl, line 3: step is -1"),
     "a step that is no number": (lambda run: journal(run, 3, step=True), "metrics.jsonl, line 3: step is True"),
     "a number without bound": (

@@ -16,7 +16,7 @@ from pathlib import Path
 import fake_slurm
 import pytest
 import real_slurm
-from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
+from submitit.slurm.slurm import SlurmExecutor, SlurmInfoWatcher, SlurmJob
 
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.files import read_json_lines
@@ -266,6 +266,11 @@ def test_the_table_of_a_configuration_file_is_read_and_checked(
     assert "# setup\nmodule load cuda\n" in said.err
     # srun does not hand the job's cores on by itself everywhere.
     assert "#SBATCH --cpus-per-task=16\n" in said.err and re.search(r"^srun .*--cpus-per-task=16 ", said.err, re.M)
+    with monkeypatch.context() as patched:
+        patched.delattr(SlurmExecutor, "_make_submission_file_text")
+        assert exgrpo(command) == 0
+        assert "does not show its script, which is made of:\n" in (said := capsys.readouterr().err)
+        assert "# time = 150\n" in said and "# gpus_per_node = 4\n" in said
     for text, wrong in (
         ('partitoin = "gpu"', "unknown key slurm.partitoin. Did you mean 'slurm.partition'?"),
         ('gpus = "4"', "slurm.gpus = '4' must be a whole number, not str."),

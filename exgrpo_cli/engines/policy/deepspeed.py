@@ -8,13 +8,14 @@ Every rank runs as many forward and backward passes as the busiest one, empty on
 collective. DeepSpeed averages gradients over ranks, so a rank's loss is multiplied by their number.
 
 Holds for DeepSpeed 0.19: its gradient norm is read and bounded through names that are not public, and one extension is
-never built; `tests/engines/test_sharded_policy.py` fails when a name is gone.
+never built; `tests/engines/test_sharded_policy.py` fails when a name is gone, and training goes on without the bound.
 
 Axes: packed = inputs of a micro-batch, tokens = response tokens of a micro-batch.
 """
 
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from io import StringIO
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from exgrpo_cli.algo.logprobs import token_logprobs
-from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.errors import InputError, ToolkitWarning
 from exgrpo_cli.base.versions import install_command
 from exgrpo_cli.config.sections.run import BUCKET_ELEMENTS, OptimSettings
 from exgrpo_cli.engines.causal_lm import CausalLM
@@ -57,7 +58,7 @@ def require_deepspeed(device: torch.device) -> Any:
         ) from error
     deepspeed.utils.logger.setLevel(logging.ERROR)
     # Never build shared memory beside gloo: minutes of compiling, and a build cut short blocks others.
-    deepspeed.ops.__compatible_ops__[SHARED_MEMORY_EXTENSION] = False
+    getattr(deepspeed.ops, "__compatible_ops__", {})[SHARED_MEMORY_EXTENSION] = False
     return deepspeed
 
 
@@ -120,11 +121,12 @@ class ZeroStepper:
             group["lr"] = learning_rate
         self.engine.step()
         self.engine.eval()
-        skipped = skip_reason(self._norm.latest, self._optim)
+        norm = self._norm.latest if self._norm.is_watched else float(self.engine.get_global_grad_norm())
+        skipped, applied = skip_reason(norm, self._optim), self.engine.was_step_applied()
         # DeepSpeed's word decides: a step it skipped for a reason of its own must not pass for an applied one.
-        if not self.engine.was_step_applied():
+        if not applied:
             skipped = skipped or "skipped by DeepSpeed"
-        return self._norm.latest, skipped
+        return norm, "" if applied and not self._norm.is_watched else skipped
 
     def offload(self) -> None:
         """Nothing: DeepSpeed keeps its state where `optim.offload` says."""
@@ -196,6 +198,8 @@ class BoundedNorm:
         """Watch `optimizer`, one of DeepSpeed's; a norm above `bound` skips its step."""
         self.latest = 0.0
         """Norm of the latest step, before clipping; infinite where it was invalid."""
+        self.is_watched = True
+        """Whether the optimizer has a method to watch; where it has none, no step is skipped for its norm."""
         self._bound = bound
         # Stages 1 and 2 compute the norm over all groups at once, stage 3 group by group. For stage 1 of a bfloat16
         # model an optimizer of its own asks for gradients and takes their norm: that of one number is the number.
@@ -205,13 +209,17 @@ class BoundedNorm:
         elif hasattr(optimizer, "_get_norm_groups"):
             groups = optimizer._get_norm_groups
             optimizer._get_norm_groups = lambda: self._checked(groups())
-        else:
+        elif hasattr(optimizer, "get_grads_for_norm"):
             gradients = optimizer.get_grads_for_norm
             optimizer.get_grads_for_norm = lambda for_clipping=False: (
                 gradients(for_clipping=True)
                 if for_clipping
                 else (self._checked([torch.stack([one.norm() for one in gradients()[0]]).norm()]), {})
             )
+        else:
+            self.is_watched = False
+            lost = "this DeepSpeed has another way to its norm: optim.skip_norm skips no step"
+            warnings.warn(f"{lost}; all are clipped to optim.grad_clip.", ToolkitWarning, stacklevel=2)
 
     def _checked(self, norms: list[Any]) -> list[Any]:
         stacked = torch.stack([torch.as_tensor(norm, dtype=torch.float32) for norm in norms])
