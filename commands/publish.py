@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from exgrpo_cli.commands.cli import print_json, talk, with_options, write_data
+from exgrpo_cli.commands.cli import Speech, print_json, talk, with_options, write_data
 
 
 @with_options
@@ -13,9 +13,8 @@ def publish(
     results: list[Path] | None = None,
     no_ledger: bool = False,
     dry_run: bool = False,
-    json: bool = False,
-    quiet: bool = False,
-    debug: bool = False,
+    *,
+    speech: Speech,
 ) -> None:
     """Publish a run as a model and its ledger as a data set, or a study as tables, with cards that say what they are.
 
@@ -33,23 +32,23 @@ def publish(
 
     with packed(folder, to, results=results or [], ledger=not no_ledger) as packages:
         plans = [package.describe(to) for package in packages]
-        if dry_run and json:
+        if dry_run and speech.json:
             print_json({"repositories": plans})
         for plan in plans:
             size = f"{plan['bytes'] / 2**20:.1f} MiB"
             title = f"{plan['type']} {to}: {len(plan['files'])} files, {size}"
             if not dry_run:
-                talk(f"exgrpo: {title}", quiet=quiet)
-            elif not json:
+                talk(f"exgrpo: {title}", quiet=speech.quiet)
+            elif not speech.json:
                 write_data("\n".join([title, *(f"  {size:>12,}  {name}" for name, size in plan["files"].items())]))
         if dry_run:
             return
-        if quiet:
+        if speech.quiet:
             from huggingface_hub.utils import disable_progress_bars
 
             disable_progress_bars()
         addresses = upload(packages, to, private=private)
-    if json:
+    if speech.json:
         print_json({"published": addresses})
     else:
         write_data("\n".join(addresses))

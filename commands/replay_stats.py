@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from exgrpo_cli.commands.cli import print_json, talk, with_options
+from exgrpo_cli.commands.cli import Speech, print_json, talk, with_options
 
 
 @with_options
@@ -13,9 +13,8 @@ def replay_stats(
     what_if: str = "",
     output: Path | None = None,
     plots: bool | None = None,
-    json: bool = False,
-    quiet: bool = False,
-    debug: bool = False,
+    *,
+    speech: Speech,
 ) -> None:
     """Show what the experience buffer of one or several runs holds and what was replayed from it.
 
@@ -36,11 +35,11 @@ def replay_stats(
     if plots is None:
         plots = output is not None or not (step is not None or question)
     folders = statistics.plot_folders(reports, output) if plots else []
-    if json:
+    if speech.json:
         print_json(statistics.report_json(reports))
     else:
         for table in statistics.report_tables(reports):
             print_table(table)
     if plots:
         statistics.save_reports(reports, folders)
-        talk(f"plots: {', '.join(map(str, folders))}", quiet=quiet)
+        talk(f"plots: {', '.join(map(str, folders))}", quiet=speech.quiet)

@@ -4,11 +4,13 @@ commands/options.toml says which of the fields are options of the command. What 
 imported where that is done, so that a command line is read at once.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.names import Device
 
 
@@ -73,19 +75,40 @@ class PrepareRequest(_OfSettings):
 
     source: str = "arithmetic"
     layout: Literal["canonical", "verl"] = "canonical"
+    """Layout of the output."""
     question_field: str | None = None
     answer_field: str | None = None
+    """Names of both columns or of none; a dot reaches into a struct."""
     answer_pattern: str | None = None
+    """Regular expression; its last match in the answer field is the gold: group 1 where it has one."""
     show: int = 0
     """Prompts to show as the backbone sees them."""
     max_prompt_tokens: int | None = None
     decontaminate: str | None = None
     """Benchmarks or files whose questions are left out, comma list."""
     overlap: float = 0.5
+    """Share of a benchmark question's n-grams from which a question is contaminated."""
     ngram: int = 8
+    """Words of one of them."""
     split: float | None = None
+    """Share of the questions that goes into a held-out file of its own beside the output."""
     seed: int | None = None
     """Seed of a source that the program makes itself."""
+
+    def __post_init__(self) -> None:
+        if (self.question_field is None) != (self.answer_field is None):
+            missing = "--question-field" if self.question_field is None else "--answer-field"
+            raise InputError(f"{missing} is missing: --question-field and --answer-field go together.")
+        try:
+            re.compile(self.answer_pattern or "")
+        except re.error as error:
+            raise InputError(f"--answer-pattern {self.answer_pattern!r} is no regular expression: {error}.") from None
+        if not 0 < self.overlap <= 1:
+            raise InputError(f"--overlap {self.overlap} is out of range: use a share above 0 and up to 1.")
+        if self.split is not None and not 0 < self.split < 1:
+            raise InputError(f"--split {self.split} is out of range: use a share between 0 and 1.")
+        if self.ngram < 1:
+            raise InputError(f"--ngram {self.ngram} is out of range: use a number of words of at least 1.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

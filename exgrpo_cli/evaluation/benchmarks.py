@@ -16,6 +16,7 @@ import numpy as np
 
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import Message, Question
+from exgrpo_cli.config.requests import PrepareRequest
 from exgrpo_cli.config.sections import NON_NEGATIVE, POSITIVE, Bound, check, setting
 from exgrpo_cli.config.sections.data import ArithmeticSettings
 from exgrpo_cli.config.settings import read_section
@@ -23,7 +24,7 @@ from exgrpo_cli.evaluation.sampling import QuestionRecord
 from exgrpo_cli.presets import load_preset, preset_names
 from exgrpo_cli.questions.choices import find_choices
 from exgrpo_cli.questions.files import iter_rows
-from exgrpo_cli.questions.layouts import SAMPLE_ROWS, NamedFields, recognise
+from exgrpo_cli.questions.layouts import SAMPLE_ROWS, recognise
 from exgrpo_cli.questions.made.sums import make_arithmetic
 from exgrpo_cli.questions.question_file import question_id, require_content
 from exgrpo_cli.questions.sources import Source, open_source
@@ -231,7 +232,7 @@ def _questions(source: Source, benchmark: Benchmark) -> Iterator[Question]:
         if not first:
             raise InputError(f"{path} has no rows: there are no questions to ask.")
         try:
-            layout = recognise(str(path), first, NamedFields())
+            layout = recognise(str(path), first, PrepareRequest())
         except InputError as error:
             raise InputError(
                 f"{error} These are options of `exgrpo prepare`, which makes a question file of it."

@@ -13,12 +13,11 @@ from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.names import check_functions, is_made, section_of_made
 from exgrpo_cli.config.requests import PrepareRequest
-from exgrpo_cli.config.settings import Author, Config
+from exgrpo_cli.config.settings import Author
 from exgrpo_cli.evaluation.benchmarks import benchmark_questions, load_benchmarks
 from exgrpo_cli.models.load import load_tokenizer
 from exgrpo_cli.questions import prepare as preparing
 from exgrpo_cli.questions.files import stem_of, suffix_of
-from exgrpo_cli.questions.layouts import NamedFields
 from exgrpo_cli.questions.prompts import PromptLimit, choose_template, encode, seen_text
 from exgrpo_cli.questions.question_file import question_text
 from exgrpo_cli.questions.sources import check_source
@@ -42,41 +41,35 @@ class PrepareResult(NamedTuple):
 class PreparePlan:
     """A preparation with everything looked up but the questions."""
 
-    request: PrepareRequest
-    settings: Config
     options: preparing.PrepareOptions
     output: Path
 
     def to_json(self) -> dict[str, Any]:
         """The object that `--dry-run` prints."""
-        request, options, data = self.request, self.options, self.settings.data
+        options, request, data = self.options, self.options.request, self.options.settings.data
         return {
             "source": request.source,
             "output": str(self.output),
-            "layout": options.layout,
-            "question_field": options.fields.question,
-            "answer_field": options.fields.answer,
-            "answer_pattern": options.fields.answer_pattern,
-            "grader": options.grading.grader,
-            "workers": options.grading.workers,
+            **options.to_json(),
+            "workers": options.settings.grading.workers,
             "backbone": request.backbone,
             "template": data.template if request.backbone else None,
             "max_prompt_tokens": data.max_prompt_tokens if request.backbone else None,
             "decontaminate": request.decontaminate,
-            "overlap_ngram": options.overlap_ngram,
-            "overlap_threshold": options.overlap_threshold,
-            "split": options.split,
+            "overlap_ngram": request.ngram,
+            "overlap_threshold": request.overlap,
+            "split": request.split,
             "seed": preparing.seed_of(request.source, options),
         }
 
     def run(self, *, quiet: bool) -> PrepareResult:
         """Read, audit and write. Raises InputError and RunError as `prepare` does, Interrupted after Ctrl-C."""
-        request, limit = self.request, None
+        request, settings, limit = self.options.request, self.options.settings, None
         try:
             with closing(make_reporter(quiet=quiet)) as reporter:
                 if request.backbone is not None:
-                    data, tiny = self.settings.data, self.settings.tiny
-                    tokenizer = load_tokenizer(self.settings.backbone, tiny, reporter.progress)
+                    data = settings.data
+                    tokenizer = load_tokenizer(settings.backbone, settings.tiny, reporter.progress)
                     template = choose_template(data.template, tokenizer)
                     limit = PromptLimit(template=template, tokenizer=tokenizer, max_tokens=data.max_prompt_tokens)
                 benchmarks = _benchmarks(request.decontaminate, reporter)
@@ -106,21 +99,11 @@ def plan_preparation(request: PrepareRequest) -> PreparePlan:
     check_functions(settings)
     # The audit has the machine to itself, unlike grading beside a training rank.
     grading = replace(settings.grading, workers=max(settings.grading.workers, os.cpu_count() or 1))
-    audit = preparing.PrepareOptions(
-        grading=grading,
-        made=settings,
-        layout=request.layout,
-        fields=NamedFields(
-            question=request.question_field, answer=request.answer_field, answer_pattern=request.answer_pattern
-        ),
-        overlap_ngram=request.ngram,
-        overlap_threshold=request.overlap,
-        split=request.split,
-    )
+    audit = preparing.PrepareOptions(request=request, settings=replace(settings, grading=grading))
     output = request.output or preparing.default_output(source)
     check_source(source)
     preparing.outputs_of(source, output, audit)
-    return PreparePlan(request=request, settings=settings, options=audit, output=output)
+    return PreparePlan(options=audit, output=output)
 
 
 def _benchmarks(decontaminate: str | None, reporter: Reporter) -> dict[str, list[str]]:
@@ -128,7 +111,7 @@ def _benchmarks(decontaminate: str | None, reporter: Reporter) -> dict[str, list
     texts: dict[str, list[str]] = {}
     for name in filter(None, (part.strip() for part in (decontaminate or "").split(","))):
         if Path(name).exists():
-            read = preparing.read_source(name, NamedFields(), reporter.progress)
+            read = preparing.read_source(name, PrepareRequest(), reporter.progress)
             for reason, examples in read.marked.examples.items():
                 reporter.note(f"{reason}: {examples[0]}")
             # Files of one name in different folders count as one benchmark.

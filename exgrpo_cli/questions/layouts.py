@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from exgrpo_cli.base.data import patterns, tables
 from exgrpo_cli.base.errors import InputError, nearest
 from exgrpo_cli.base.types import Message, Question
+from exgrpo_cli.config.requests import PrepareRequest
 from exgrpo_cli.grading import last_boxed
 from exgrpo_cli.questions import values
 from exgrpo_cli.questions.choices import LETTERS, format_choices
@@ -41,25 +42,6 @@ Columns = Mapping[str, str]
 """Lower-case name to the name as it is in the file."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NamedFields:
-    """Fields the user named; a dot reaches into a struct."""
-
-    question: str | None = None
-    answer: str | None = None
-    answer_pattern: str | None = None
-    """Regular expression; its last match in the answer field is the gold: group 1 where it has one."""
-
-    def __post_init__(self) -> None:
-        if (self.question is None) != (self.answer is None):
-            missing = "--question-field" if self.question is None else "--answer-field"
-            raise InputError(f"{missing} is missing: --question-field and --answer-field go together.")
-        try:
-            re.compile(self.answer_pattern or "")
-        except re.error as error:
-            raise InputError(f"--answer-pattern {self.answer_pattern!r} is no regular expression: {error}.") from None
-
-
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Rules that make questions of the rows of one source; a dot in the name of a column reaches into a struct."""
@@ -72,7 +54,7 @@ class Layout:
     own: Mapping[str, str | None]
     """Columns of what a row itself says of its `source`, `level` and `metadata`."""
     answer_pattern: str | None = None
-    """As of `NamedFields`."""
+    """As of `PrepareRequest`."""
     left_empty: tuple[str, ...] = ()
     """Columns of options that the first rows leave empty."""
 
@@ -122,21 +104,21 @@ def joined(row: Row, name: str) -> Any:
     )
 
 
-def recognise(where: str, rows: Sequence[Row], named: NamedFields) -> Layout:
+def recognise(where: str, rows: Sequence[Row], asked: PrepareRequest) -> Layout:
     """The layout of a file with these first rows; fields the user named come first.
 
     Raises InputError listing the columns where nothing fits.
     """
     columns = list(dict.fromkeys(name for row in rows for name in row))
     lower = {name.lower(): name for name in columns}
-    if named.question is not None and named.answer is not None:
-        fields = (named.question, named.answer)
+    if asked.question_field is not None and asked.answer_field is not None:
+        fields = (asked.question_field, asked.answer_field)
         for option, field in zip(("question", "answer"), fields, strict=True):
             for top in (part.partition(".")[0] for part in parts_of(field)):
                 if top not in columns:
                     raise InputError(f"{where} has no column {top!r} for --{option}-field.{nearest(top, columns)}")
         own = {"level": _first_of(lower, _LEVEL["level"])}
-        return Layout("named fields", fields, _question_answer, own, named.answer_pattern)
+        return Layout("named fields", fields, _question_answer, own, asked.answer_pattern)
     # A column that these rows leave empty, as the options of a set that has few, is none; where nothing fits, it is.
     used = {column for row in rows for column in columns if row.get(column) not in (None, "")}
     filled = {name: column for name, column in lower.items() if name in LETTERS.lower() or column in used}
@@ -149,7 +131,7 @@ def recognise(where: str, rows: Sequence[Row], named: NamedFields) -> Layout:
             found += [lower[name] for name in takewhile(lower.__contains__, known.more)]
             own = {key: _first_of(lower, names) for key, names in known.own.items()}
             left = tuple(lower[name] for name in _OFFERED if name in lower and name not in present)
-            layout = Layout(known.name, tuple(found), known.read, own, named.answer_pattern, left)
+            layout = Layout(known.name, tuple(found), known.read, own, asked.answer_pattern, left)
             _refuse_unused(where, layout, columns, rows)
             return layout
     raise InputError(

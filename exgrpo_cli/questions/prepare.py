@@ -20,12 +20,12 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import require_place, require_writable
 from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.names import is_made, section_of_made
-from exgrpo_cli.config.sections.run import GradingSettings
+from exgrpo_cli.config.requests import PrepareRequest
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.questions import audit, question_file
 from exgrpo_cli.questions.files import iter_rows, stem_of
-from exgrpo_cli.questions.layouts import MULTIPLE_CHOICE, SAMPLE_ROWS, Layout, NamedFields, recognise
+from exgrpo_cli.questions.layouts import MULTIPLE_CHOICE, SAMPLE_ROWS, Layout, recognise
 from exgrpo_cli.questions.made import make_split
 from exgrpo_cli.questions.prompts import PromptLimit
 from exgrpo_cli.questions.sources import Source, default_name, open_source
@@ -40,30 +40,18 @@ _NEAR = 0.8
 class PrepareOptions:
     """Options of reading and auditing a question set."""
 
-    layout: question_file.FileLayout = "canonical"
-    """Layout of the output."""
-    fields: NamedFields = field(default_factory=NamedFields)
-    grading: GradingSettings = field(default_factory=GradingSettings)
-    """Verifier of gold answers; multiple-choice sets use `choice` in place of `math`."""
+    request: PrepareRequest = field(default_factory=PrepareRequest)
+    settings: Config = field(default_factory=Config)
+    """The verifier of gold answers, for which multiple-choice sets use `choice` in place of `math`; the section of each
+    source that the program makes itself."""
     prompt_limit: PromptLimit | None = None
     benchmarks: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Evaluation questions by benchmark name; training questions that overlap with them are dropped."""
-    overlap_ngram: int = 8
-    """Words of an n-gram of the contamination check."""
-    overlap_threshold: float = 0.5
-    """Share of a benchmark question's n-grams from which a question is contaminated."""
-    made: Config = field(default_factory=Config)
-    """Holds the section of each source that the program makes itself."""
-    split: float | None = None
-    """Share of the questions that goes into a held-out file of its own beside the output."""
 
-    def __post_init__(self) -> None:
-        if not 0 < self.overlap_threshold <= 1:
-            raise InputError(f"--overlap {self.overlap_threshold} is out of range: use a share above 0 and up to 1.")
-        if self.split is not None and not 0 < self.split < 1:
-            raise InputError(f"--split {self.split} is out of range: use a share between 0 and 1.")
-        if self.overlap_ngram < 1:
-            raise InputError(f"--ngram {self.overlap_ngram} is out of range: use a number of words of at least 1.")
+    def to_json(self) -> dict[str, Any]:
+        """Those that a plan and a file's metadata both begin with."""
+        fields = ("layout", "question_field", "answer_field", "answer_pattern")
+        return {**{name: getattr(self.request, name) for name in fields}, "grader": self.settings.grading.grader}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,11 +133,11 @@ def outputs_of(source: str, output: Path, options: PrepareOptions) -> list[Path]
 
     Raises InputError where writing one would fail or destroy what cannot be made again, or a split is asked for twice.
     """
-    if is_made(source) and options.split is not None:
+    if is_made(source) and options.request.split is not None:
         raise InputError(f"--split does nothing here: {source} brings held-out questions of its own.")
     require_place(output)
     outputs = [output]
-    if is_made(source) or options.split is not None:
+    if is_made(source) or options.request.split is not None:
         outputs.append(heldout_beside(output))
     for path in outputs:
         require_place(path)
@@ -169,41 +157,41 @@ def prepare(source: str, output: Path, options: PrepareOptions, progress: audit.
     Raises InputError for a source that cannot be read, an output that cannot be written or is not `prepare`'s own, and
     where no question is left; RunError for a download that breaks off or a disk that fills up.
     """
-    started = time.perf_counter()
+    started, split = time.perf_counter(), options.request.split
     outputs = outputs_of(source, output, options)
     if is_made(source):
         reports = [
             PrepareReport(
                 source=Source(name=source, split=name, files=()), layout="built-in", num_read=len(part), questions=part
             )
-            for name, part in zip(("train", "held-out"), make_split(source, options.made), strict=True)
+            for name, part in zip(("train", "held-out"), make_split(source, options.settings), strict=True)
         ]
     else:
-        reports = [read_source(source, options.fields, progress)]
+        reports = [read_source(source, options.request, progress)]
     reports = [_audit(source, report, options, progress) for report in reports]
     beside: list[dict[str, str]] = [{}, {}]
-    if options.split is not None:
-        reports = [replace(reports[0], questions=part) for part in split_questions(reports[0].questions, options.split)]
+    if split is not None:
+        reports = [replace(reports[0], questions=part) for part in split_questions(reports[0].questions, split)]
         beside = [{"heldout": outputs[1].name}, {"heldout_of": output.name}]
     seconds = time.perf_counter() - started
     reports = [replace(report, output=path, seconds=seconds) for path, report in zip(outputs, reports, strict=True)]
-    if options.split is not None:
+    if split is not None:
         train, heldout = reports
         reports = [replace(train, other=heldout), replace(heldout, other=train, is_heldout=True)]
     # The held-out file first: a training file that names it must find it.
     for report, names in reversed(list(zip(reports, beside, strict=False))):
         question_file.write_questions(
-            report.output, report.questions, {**_metadata(report, options), **names}, options.layout
+            report.output, report.questions, {**_metadata(report, options), **names}, options.request.layout
         )
     return reports
 
 
 def seed_of(source: str, options: PrepareOptions) -> int | None:
     """Seed of a made source; None of any other."""
-    return int(getattr(options.made, section_of_made(source)).seed) if is_made(source) else None
+    return int(getattr(options.settings, section_of_made(source)).seed) if is_made(source) else None
 
 
-def read_source(text: str, fields: NamedFields, progress: audit.Progress) -> PrepareReport:
+def read_source(text: str, asked: PrepareRequest, progress: audit.Progress) -> PrepareReport:
     """Read every row of a file, a folder or a hub data set; rows that are no questions are counted as dropped.
 
     Raises InputError for a source that cannot be read, has no known layout or several, and for one id with different
@@ -214,7 +202,7 @@ def read_source(text: str, fields: NamedFields, progress: audit.Progress) -> Pre
     for file in source.files:
         # Files of one layout may name their columns differently.
         if sample := [row for _, row in islice(iter_rows(file), SAMPLE_ROWS)]:
-            layouts[file] = recognise(str(file), sample, fields)
+            layouts[file] = recognise(str(file), sample, asked)
             # Long rows need not be in memory twice.
             del sample
     named = {layout.name: file for file, layout in layouts.items()}
@@ -280,7 +268,8 @@ def _audit(source: str, report: PrepareReport, options: PrepareOptions, progress
 
     Raises InputError where none is left.
     """
-    grading, limit, questions, dropped = options.grading, options.prompt_limit, report.questions, report.dropped
+    grading, limit = options.settings.grading, options.prompt_limit
+    questions, dropped = report.questions, report.dropped
     if report.layout == MULTIPLE_CHOICE and grading.grader == "math":
         grading = replace(grading, grader="choice")
     with GradingPool(grading) as pool:
@@ -288,8 +277,8 @@ def _audit(source: str, report: PrepareReport, options: PrepareOptions, progress
             questions, partial(audit.gold_reasons, pool=pool), "verifying gold answers", dropped, progress
         )
     if options.benchmarks:
-        index = audit.BenchmarkIndex(options.benchmarks, size=options.overlap_ngram)
-        check = partial(index.reasons, threshold=options.overlap_threshold)
+        index = audit.BenchmarkIndex(options.benchmarks, size=options.request.ngram)
+        check = partial(index.reasons, threshold=options.request.overlap)
         questions = audit.sift(questions, check, "comparing with benchmarks", dropped, progress)
     if limit is not None:
         questions = audit.sift(questions, limit.reasons, "counting prompt tokens", dropped, progress)
@@ -308,18 +297,14 @@ def _metadata(report: PrepareReport, options: PrepareOptions) -> dict[str, Any]:
         **report.source.to_json(),
         "source_layout": report.layout,
         "options": {
-            "layout": options.layout,
-            "question_field": options.fields.question,
-            "answer_field": options.fields.answer,
-            "answer_pattern": options.fields.answer_pattern,
-            "grader": options.grading.grader,
+            **options.to_json(),
             "max_prompt_tokens": None if limit is None else limit.max_tokens,
             "template": None if limit is None else limit.template.name,
             "decontaminate": sorted(options.benchmarks),
-            "overlap_ngram": options.overlap_ngram,
-            "overlap_threshold": options.overlap_threshold,
+            "overlap_ngram": options.request.ngram,
+            "overlap_threshold": options.request.overlap,
             "near_threshold": _NEAR,
-            "held_out_share": options.split,
+            "held_out_share": options.request.split,
             "seed": seed_of(report.source.name, options),
         },
         **report.findings(),

@@ -11,12 +11,13 @@ from exgrpo_cli.base.files import file_digest, find_damage, write_json, write_ma
 from exgrpo_cli.base.reporter import Reporter
 from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.names import is_made
+from exgrpo_cli.config.requests import PrepareRequest
 from exgrpo_cli.config.sections.data import DataSettings
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.evaluation.benchmarks import benchmark_questions, load_benchmark
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.presets import preset_names
-from exgrpo_cli.questions import audit, layouts, question_file, sources
+from exgrpo_cli.questions import audit, question_file, sources
 from exgrpo_cli.questions import prepare as preparing
 from exgrpo_cli.questions.made import make_split
 
@@ -66,7 +67,7 @@ def check_questions(config: Config, reporter: Reporter) -> RunQuestions | None:
             sources.check_source(source)
             if sources.is_local(source) and not question_file.is_question_file(Path(source)):
                 question_file.require_content(Path(source))
-                preparing.read_source(source, layouts.NamedFields(), reporter.progress)
+                preparing.read_source(source, PrepareRequest(), reporter.progress)
     if not is_made(data.train) and not question_file.is_question_file(Path(data.train)):
         return None
     if heldout and not is_made(heldout) and not question_file.is_question_file(Path(heldout)):
@@ -117,7 +118,7 @@ def source_questions(config: Config, source: str, split: str, reporter: Reporter
         return made.train if split == "train" else made.heldout
     if question_file.is_question_file(Path(source)):
         return list(question_file.read_questions(source).questions)
-    options = preparing.PrepareOptions(grading=config.grading)
+    options = preparing.PrepareOptions(settings=config)
     if sources.is_local(source):
         question_file.require_content(Path(source))
         with TemporaryDirectory(prefix="exgrpo-") as folder:

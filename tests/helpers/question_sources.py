@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from exgrpo_cli.base.types import Message, Question
-from exgrpo_cli.questions.layouts import NamedFields
+from exgrpo_cli.config.requests import PrepareRequest
 from exgrpo_cli.questions.prepare import PrepareReport, read_source
 from exgrpo_cli.questions.question_file import question_id
 
@@ -45,7 +45,7 @@ def write(path: Path, *rows: Any) -> Path:
 
 
 def read(source: Path | str, **fields: str) -> PrepareReport:
-    return read_source(str(source), NamedFields(**fields), lambda *_: None)
+    return read_source(str(source), PrepareRequest(**fields), lambda *_: None)
 
 
 def question(*turns: tuple[str, str] | str, answer: str = "4", **fields: Any) -> Question:

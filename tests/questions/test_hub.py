@@ -8,7 +8,7 @@ from local_hub import TOKEN, LocalHub, Repository, local_hub, talk_to
 from question_sources import text_of
 
 from exgrpo_cli.base.errors import ExgrpoError, InputError, RunError
-from exgrpo_cli.questions.layouts import NamedFields
+from exgrpo_cli.config.requests import PrepareRequest
 from exgrpo_cli.questions.prepare import PrepareReport, read_source
 
 CARD = """---
@@ -53,7 +53,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
 
 
 def read(source: str, steps: list[tuple[int, int, str]] | None = None) -> PrepareReport:
-    return read_source(source, NamedFields(), lambda *step: steps.append(step) if steps is not None else None)
+    return read_source(source, PrepareRequest(), lambda *step: steps.append(step) if steps is not None else None)
 
 
 def answers(source: str) -> list[str]:

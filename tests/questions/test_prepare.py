@@ -11,6 +11,7 @@ import pytest
 from question_sources import question, write
 
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.config.requests import PrepareRequest
 from exgrpo_cli.config.sections.data import WordProblemSettings
 from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.config.settings import Config
@@ -81,9 +82,8 @@ def test_nothing_left_says_why_and_writes_nothing(tmp_path):
 
 def test_a_made_source_tells_its_seed_and_levels(tmp_path):
     settings = Config(word_problems=WordProblemSettings(num_train=60, num_heldout=30, seed=5))
-    train, heldout = prepare(
-        "word-problems", tmp_path / "train.parquet", PrepareOptions(made=settings), lambda *_: None
-    )
+    options = PrepareOptions(settings=settings)
+    train, heldout = prepare("word-problems", tmp_path / "train.parquet", options, lambda *_: None)
     assert heldout.output == tmp_path / "train-heldout.parquet" and len(heldout.questions) == 30
     assert train.to_json()["levels"] == dict.fromkeys("1234", 15)
     assert read_questions(tmp_path / "train.parquet").metadata["options"]["seed"] == 5
@@ -164,7 +164,8 @@ def test_near_duplicates_agree_with_comparing_all_pairs():
 def test_real_files(tmp_path, shared_data):
     gsm8k = run(shared_data / "gsm8k_train.jsonl", tmp_path / "gsm8k.parquet")
     assert (gsm8k.layout, gsm8k.num_read, len(gsm8k.questions)) == ("gsm8k", 7473, 7473)
-    verl = run(shared_data / "verl_format_aime24_math500.parquet", tmp_path / "verl.parquet", layout="verl")
+    file, request = shared_data / "verl_format_aime24_math500.parquet", PrepareRequest(layout="verl")
+    verl = run(file, tmp_path / "verl.parquet", request=request)
     # 30 questions of AIME24 stand eight times each: 240 - 30 = 210 are folded.
     assert (verl.layout, verl.num_read, verl.num_folded) == ("verl", 740, 210)
     assert len(verl.questions) == 530

@@ -59,10 +59,10 @@ def test_a_column_that_holds_most_of_the_words_and_is_not_read_is_an_error(tmp_p
         match=r"set.jsonl: the column 'Narrative' has more words than 'question' .*-field Narrative\+question",
     ):
         read(path)
-    assert pairs(read(path, question="Narrative+question", answer="answer"))[0] == (f"{facts} 0 How many, 0?", "9")
-    assert pairs(read(path, question="question", answer="answer"))[0] == ("How many, 0?", "9")
+    for named, text in (("Narrative+question", f"{facts} 0 How many, 0?"), ("question", "How many, 0?")):
+        assert pairs(read(path, question_field=named, answer_field="answer"))[0] == (text, "9")
     with pytest.raises(InputError, match=r"no column 'Narrativ' for --question-field. Did you mean 'Narrative'"):
-        read(path, question="Narrativ+question", answer="answer")
+        read(path, question_field="Narrativ+question", answer_field="answer")
 
 
 @pytest.mark.parametrize(

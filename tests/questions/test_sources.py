@@ -104,9 +104,9 @@ def test_right_and_wrong_answers_apart_are_placed_by_the_question(tmp_path):
 def test_named_fields_reach_into_structs_and_patterns_cut_the_gold_out(tmp_path):
     row = {"task": {"text": "Sum?"}, "out": "x = 3, so the answer is 12; final: 7", "extra": 1}
     path = write(tmp_path / "set.parquet", row)
-    reading = read(path, question="task.text", answer="out", answer_pattern=r"(?:is|final:) (\d+)")
+    reading = read(path, question_field="task.text", answer_field="out", answer_pattern=r"(?:is|final:) (\d+)")
     assert (reading.layout, pairs(reading)) == ("named fields", [("Sum?", "7")])
-    assert pairs(read(path, question="task.text", answer="out", answer_pattern=r"\d+"))[0][1] == "7"
+    assert pairs(read(path, question_field="task.text", answer_field="out", answer_pattern=r"\d+"))[0][1] == "7"
 
 
 def test_rows_that_are_no_questions_are_counted_with_their_reason(tmp_path):
@@ -138,8 +138,8 @@ def test_traces_beside_the_questions_are_not_read(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"question": "questoin", "answer": "answer"}, "no column 'questoin' .* Did you mean 'question'"),
-        ({"question": "question"}, "--answer-field is missing"),
+        ({"question_field": "questoin", "answer_field": "answer"}, "no column 'questoin' .* Did you mean 'question'"),
+        ({"question_field": "question"}, "--answer-field is missing"),
         ({"answer_pattern": "("}, r"--answer-pattern '\(' is no regular expression"),
     ],
 )
