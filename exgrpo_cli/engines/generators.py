@@ -127,13 +127,14 @@ class RankedGenerator:
         started = time.perf_counter()
         meeting = enough and _Meeting(self._ranks, dict(zip(places_of(asked), places, strict=True)), enough)
         groups = self.local.generate(asked, params, heard, meeting)
+        worked = time.perf_counter() - started - (meeting.waited if meeting else 0.0)
         # Others may still be at work.
         while meeting and not meeting(set(places_of(asked))):
             pass
         rollouts = zip(places, itertools.chain(*groups), strict=True)
         sampled = {place: replace(rollout, member=place[1]) for place, rollout in rollouts}
-        seconds, parts = zip(*self._ranks.gather((time.perf_counter() - started, sampled)), strict=True)
-        self._idle_seconds += max(seconds) - float(np.mean(seconds))
+        seconds, busy, parts = zip(*self._ranks.gather((time.perf_counter() - started, worked, sampled)), strict=True)
+        self._idle_seconds += max(seconds) - float(np.mean(busy))
         return in_order(requests, {place: rollout for part in parts for place, rollout in part.items()})
 
     def take_idle_seconds(self) -> float:
@@ -160,12 +161,16 @@ class _Meeting:
     def __init__(self, ranks: Ranks, places: Mapping[Place, Place], enough: Callable[[Set[Place]], bool]) -> None:
         self._ranks, self._places, self._enough = ranks, places, enough
         self._asked, self._stopped = 0, False
+        self.waited = 0.0
+        """Seconds in meetings, which the slowest rank ends."""
 
     def __call__(self, ended: Set[Place]) -> bool:
         """Whether all ranks stop now, of which this one has `ended` these."""
         self._asked += 1
         if not self._stopped and self._asked % MEET_EVERY == 0:
+            started = time.perf_counter()
             everywhere = self._ranks.gather({self._places[place] for place in ended})
+            self.waited += time.perf_counter() - started
             self._stopped = self._enough(set().union(*everywhere))
         return self._stopped
 

@@ -195,7 +195,8 @@ class MemoryPlan:
     """DeepSpeed's, in which gradients are reduced, with a float32 copy of narrower ones, and those of head and
     embedding, which are larger and wait as they are."""
     optimizer: int
-    """Adam's two moments, and the float32 master weights beside narrower ones; DeepSpeed has masters of all."""
+    """Adam's two moments, and the float32 master weights beside narrower ones; DeepSpeed has masters of all, and at
+    stage 1 keeps the sums of narrow gradients."""
     optimizer_on_host: int
     """Optimizer state and gradients kept in main memory instead (`optim.offload`), or room for the state between
     updates (`optim.offload_during_rollouts`), per rank."""
@@ -306,11 +307,11 @@ def fewest_gpus(shape: Shape, config: Config, *, gpu_memory_bytes: int) -> int |
 def _trained_bytes(shape: Shape, config: Config, gpus: int) -> dict[str, int]:
     """Weights, gradients and optimizer state of each of `gpus` ranks, as parts of a plan.
 
-    Both engines sum gradients in float32. Stage 1 of a bfloat16 model holds the gradients of a pass beside the sums,
-    stage 3 copies those of the sub-group it steps. Adam has two moments, and a float32 master of narrower weights, with
-    DeepSpeed of all. Offloaded, two copies of the gradients and one of the weights stand beside them in main memory,
-    and gradients pass through the GPU, the largest tensor at a time. With an adapter hf samples with a copy of what it
-    changes, and the reference is the model without it.
+    Both engines sum gradients in float32. Stage 1 of a bfloat16 model keeps the sums from update to update, as part of
+    its state, and holds the gradients of a pass beside them; stage 3 copies those of the sub-group it steps. Adam has
+    two moments, and a float32 master of narrower weights, with DeepSpeed of all. Offloaded, two copies of the gradients
+    and one of the weights stand beside them in main memory, and gradients pass through the GPU, the largest tensor at a
+    time. With an adapter hf samples with a copy of what it changes, and the reference is the model without it.
     """
     optim, lora, width = config.optim, config.lora, _width(config)
     stage = optim.zero_stage if optim.engine_of(gpus) == "deepspeed" else 0
@@ -319,8 +320,8 @@ def _trained_bytes(shape: Shape, config: Config, gpus: int) -> dict[str, int]:
     moments = 8 if optim.moments == "float32" else 2
     buckets, gradients, state = 0, 4 * parameters, parameters * (moments + 4 * (width == 2 or stage > 0))
     if stage:
-        state //= gpus
-        gradients = (parameters * (6 if width == 2 else 4), gradients // gpus, 0)[stage - 1]
+        kept = 4 * parameters * (stage == 1 and width == 2)
+        state, gradients = state // gpus + kept, (gradients - kept // 2, gradients // gpus, 0)[stage - 1]
         head = 0 if lora.rank > 0 else shape.vocab_size * shape.hidden_size
         buckets = BUCKET_ELEMENTS * (width if stage == 2 else 4) + 2 * width * head
         buckets += 4 * max(min(parameters, BUCKET_ELEMENTS), head) * (width == 2)

@@ -110,8 +110,7 @@ class Check:
 
     def sync(self, *, losing: bool = False) -> None:
         """Hand the weights over, as the loop does; one is lost on the way where so asked, read as the ranks must."""
-        weights = self.policy.sampled_weights()
-        sent = (each for index, each in enumerate(weights) if index or not losing)
+        sent = (each for index, each in enumerate(self.policy.sampled_weights()) if index or not losing)
         self.generator.sync(sent, self.policy.weight_version, self.policy.score)
 
     def inject_fault(self) -> None:

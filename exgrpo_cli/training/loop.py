@@ -55,13 +55,12 @@ def run_step(
             groups = [with_joined(group, experience) for group in groups]
         record_visits(parts, state, groups, step, collecting=mixed or place.collect_before_start)
     with clock.phase("update"):
-        clip = not mixed or config.objective.clip_in_mixed_phase
         rows = [
             group.rows(advantage_of(group, config.objective, state))
             for group in groups
             if group.question.id in rolled.trained and (group.is_mixed or not experience.drops_unmixed)
         ]
-        reports = update(parts, state, rows, experience, clip=clip)
+        reports = update(parts, state, rows, experience, clip=not mixed or config.objective.clip_in_mixed_phase)
     notes += [f"step {step}: an update was skipped: {report.skip_reason}" for report in reports if not report.applied]
     with clock.phase("sync"):
         parts.policy.offload()
@@ -75,8 +74,8 @@ def run_step(
         step,
         "mixed" if mixed else "on-policy",
         metrics.batch_metrics(groups),
-        rolled.metrics,
-        experience.metrics if place.enabled else {},
+        # Of rows that waited, those count that train now.
+        (experience.metrics if place.enabled else {}) | rolled.metrics,
         metrics.store_metrics(parts.store) if parts.store is not None and place.keeps_buffer else {},
         metrics.truncation(groups),
         metrics.update_metrics(reports),

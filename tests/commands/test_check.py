@@ -6,13 +6,16 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from random_model import save_random_model
 
+from exgrpo_cli.algo.batching import MiniBatch
 from exgrpo_cli.commands import run
 from exgrpo_cli.engines.hf.generator import HFGenerator
+from exgrpo_cli.engines.policy.policy import Policy
 from exgrpo_cli.machine.memory import MemoryPlan
 from exgrpo_cli.training.check import Meter, above_plan, compared, report_lines
 
@@ -32,11 +35,22 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
-def test_a_check_measures_two_steps_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_check_measures_two_steps_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the second step a group trains a stored row beside its fresh ones."""
+    trained: list[set[bool]] = []
+
+    def update(policy: Policy, batch: MiniBatch, real: Any = Policy.update) -> object:
+        trained.append({row.replayed for row in batch.rows})
+        return real(policy, batch)
+
+    monkeypatch.setattr(Policy, "update", update)
     assert run(["train", "--check", "--json", "--quiet", *SMALL]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["well"] and report["problems"] == []
     assert list(report["phases"]) == ["rollouts", "asleep", "scoring", "update", "drawing", "sync"]
+    assert trained[:2] == [{False}, {False}] and {False, True} in trained[2:]
     assert report["memory"] == {}, "it is measured on a GPU alone"
     assert report["seconds"] > sum(report["phases"].values()) > 0
     assert list(report["tokens_per_second"]) == ["rollouts", "scoring", "update"]
@@ -153,3 +167,4 @@ def test_doctor_smoke_ends_with_a_verdict() -> None:
     assert done.returncode == 0, done.stderr + done.stdout
     assert done.stdout.splitlines()[-1] == "verdict    all is well"
     assert "exgrpo train with its defaults works here." in done.stdout
+    assert ", drawing " in done.stdout, "stored rows are scored for a mixed step"

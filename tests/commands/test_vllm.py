@@ -75,6 +75,7 @@ def test_a_run_from_the_command_line_killed_and_resumed(
     ("method", "settings"),
     [
         ("exgrpo", ("optim.zero_stage=3",)),
+        ("exgrpo", ("rollout.carry_over=0.5", "optim.zero_stage=2")),
         ("exgrpo", ("rollout.tensor_parallel=2", "optim.zero_stage=2")),
         ("exgrpo", ("rollout.tensor_parallel=2", "optim.zero_stage=2", "lora.rank=6", "lora.sync=adapter")),
         ("headroom-drift", ("replay.max_drift=0.5",)),
@@ -98,6 +99,7 @@ def test_two_ranks_with_an_engine_each_or_between_them(
     assert [line["optim/updates_applied"] for line in lines] == [2, 2, 2, 2] or method != "exgrpo"
     assert sum(line["replay/used"] > 0 for line in lines) >= (1 if method == "exgrpo" else 2)
     assert all(line["policy/logprob_gap_max"] < 1e-4 for line in lines)
+    assert "rollout.carry_over=0.5" not in settings or max(line["rollout/versions_max"] for line in lines) > 1
     assert json.loads((run / "summary.json").read_text())["heldout"]["after"]["questions"] == 10
     ledger = LedgerReader(run / "replay")
     assert len(ledger.replays() if method == "headroom-drift" else ledger.scores()) and len(ledger.visits()) == 4 * 8

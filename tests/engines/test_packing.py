@@ -24,7 +24,6 @@ from exgrpo_cli.engines.policy import packing
 from exgrpo_cli.engines.policy.packing import (
     causal_attention,
     pack,
-    packed_causal,
     proved_segments,
     repeats_keys,
     takes_segments,
@@ -149,18 +148,6 @@ def test_rollouts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_allclose(own.engine_logprobs, other.engine_logprobs, rtol=1e-6)
     # Prompts of 9, 10 and 13 tokens, padded; then the 8 of which none is a prompt's last, and what is left.
     assert passes[0][:1] == [39] and passes[1][:2] == [8, 15]
-
-
-def test_torch_takes_what_it_is_given() -> None:
-    """Its operation on the meta device, gradients too: arguments, shapes and precision, but no kernel."""
-    batch = pack(sequences(), torch.device("meta"), by_segments=True)
-    queries = torch.zeros(1, 4, batch.input_ids.numel(), 8, dtype=torch.bfloat16, device="meta", requires_grad=True)
-    keys, values = (torch.zeros_like(queries[:, :2]) for _ in range(2))
-    keys.requires_grad_()
-    mixed, _ = packed_causal(torch.nn.Identity(), queries, keys, values, None, 0.3, layout=batch.layout)
-    assert (mixed.shape, mixed.dtype) == (queries.transpose(1, 2).shape, torch.bfloat16)
-    mixed.sum().backward()
-    assert queries.grad.shape == queries.shape and keys.grad.shape == keys.shape
 
 
 def test_segments_are_for_gpus_and_narrow_weights(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,23 +142,11 @@ def test_expected_lengths_outlive_a_checkpoint() -> None:
     assert again.usual_length == (30 + 34 + 72) / 3
 
 
-def test_ranks_that_wait_are_counted() -> None:
-    """Of two ranks the second samples for 0.2 s: each has waited 0.1 s on average, told once."""
-
-    def work(ranks: Ranks) -> tuple[float, float]:
-        generator = RankedGenerator(Counting(0.2 * ranks.rank), ranks)
-        generator.generate(requests(), PARAMS)
-        return generator.take_idle_seconds(), generator.take_idle_seconds()
-
-    for told, again in on_ranks(2, work):
-        assert (again, told > 0.05) == (0.0, True)
-
-
 class Stepping(Counting):
     """Decodes a token of each row a step, until all are whole or there are enough."""
 
     def generate(
-        self, requests: Sequence[RolloutRequest], params: SamplingParams, on_finished: Any, enough: Any
+        self, requests: Sequence[RolloutRequest], params: SamplingParams, on_finished: Any = None, enough: Any = None
     ) -> Any:
         groups, step, ended = super().generate(requests, params), 0, set[tuple[int, int]]()
         places = [(at, row.member, len(row.token_ids)) for at, group in enumerate(groups) for row in group]
@@ -171,6 +159,19 @@ class Stepping(Counting):
 def cut(row: Rollout, step: int) -> Rollout:
     reason = StopReason.EOS if len(row.token_ids) <= step else StopReason.UNFINISHED
     return replace(row, token_ids=row.token_ids[:step], engine_logprobs=row.engine_logprobs[:step], stop_reason=reason)
+
+
+@pytest.mark.parametrize(("kind", "enough"), [(Counting, None), (Stepping, lambda ended: len(ended) >= 9)])
+def test_ranks_that_wait_are_counted(kind: type[Counting], enough: Any) -> None:
+    """Of two ranks the second samples for 1 s: each has waited 0.5 s on average, in a meeting too, told once."""
+
+    def work(ranks: Ranks) -> tuple[float, float]:
+        generator = RankedGenerator(kind(1.0 * ranks.rank), ranks)
+        generator.generate(requests(), PARAMS, enough=enough)
+        return generator.take_idle_seconds(), generator.take_idle_seconds()
+
+    for told, again in on_ranks(2, work):
+        assert (again, told > 0.05) == (0.0, True)
 
 
 @pytest.mark.parametrize(("num_ranks", "together"), [(1, 1), (3, 1), (4, 2)])

@@ -179,6 +179,26 @@ def test_the_order_of_calls_around_an_update(generator: Any, policy: Policy, mon
     assert gaps(policy, requests, generator.generate(requests, PARAMS)).max() < 1e-4
 
 
+def test_torch_keeps_its_threads_where_vllm_has_started_for_a_gpu(
+    vllm_backbone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There vLLM's worker leaves one thread, unless the environment names a number: its own function, no engine."""
+    from vllm.utils.torch_utils import set_torch_threads_for_runtime
+
+    from exgrpo_cli.engines.vllm import generator as engine
+
+    settings = engine.VLLMSettings(
+        folder=vllm_backbone, backbone=BackboneSettings(dtype="float32"), device="cpu", max_tokens=64, max_rows=4
+    )
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(engine, "_start", lambda *given: set_torch_threads_for_runtime())
+    torch.set_num_threads(3)
+    engine.open_llm(settings)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert threads == 3
+
+
 def test_a_prompt_that_leaves_no_room_is_refused(generator: Any) -> None:
     with pytest.raises(InputError, match="q1 has a prompt of 380 tokens, and with 40 new ones it exceeds the 400"):
         generator.generate([request(1, 1, tokens=380)], PARAMS)

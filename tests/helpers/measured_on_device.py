@@ -22,17 +22,12 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from exgrpo_cli.algo.batching import packed_batches
 from exgrpo_cli.base.types import RolloutRequest, SamplingParams
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.engines.generators import ASLEEP
 from exgrpo_cli.engines.hf.generator import DecodeBatch, HFGenerator
 from exgrpo_cli.engines.lora import plain_copy
-from exgrpo_cli.machine.memory import CONTEXT_BYTES, memory_plan, shape_of
+from exgrpo_cli.machine.memory import memory_plan, shape_of
 from exgrpo_cli.training.check import Check, Meter
 
 TOKENS = 40
-LARGE = (
-    "backbone.dtype=bfloat16", "backbone.gradient_checkpointing=true", "rollout.questions_per_step=8",
-    "rollout.max_response_tokens=24",
-)  # fmt: skip
 BUDGET = 30
 """Inputs of a micro-batch: the twelve rows make several."""
 Phases = dict[str, tuple[int, int]]
@@ -80,27 +75,6 @@ def counting(calls: "Counter[str]") -> Iterator[None]:
         yield
 
 
-class Lent(HFGenerator):
-    """Takes `room` bytes of the device while it is awake, as vllm does; what it samples with fits in there."""
-
-    room = 0
-
-    def sync(self, *sent: Any) -> None:
-        """See `Generator.sync`."""
-        self.taken = None
-        self.taken = torch.empty(self.room, dtype=torch.uint8, device="sim")
-        super().sync(*sent)
-
-    def sleep(self) -> None:
-        """See `Generator.sleep`."""
-        self.taken, self.weight_version = None, ASLEEP
-
-    def generate(self, *asked: Any, **heard: Any) -> Any:
-        """See `Generator.generate`."""
-        self.taken = None
-        return super().generate(*asked, **heard)
-
-
 class Watched(Meter):
     """Counts the bytes of this device."""
 
@@ -111,23 +85,21 @@ class Watched(Meter):
         return counted.peak_bytes
 
 
-def memory(device: torch.device, *assignments: str, vocab: int = 1000, ffn: int = 352, lends: bool = False) -> Phases:
-    """Planned bytes, and the most that was alive, of each phase of a check's two steps, without what a driver takes.
+def memory(device: torch.device, *assignments: str) -> Phases:
+    """Planned bytes, and the most that was alive, of each phase of a check's two steps.
 
-    Where it `lends`, the engine takes what the trainer leaves of a small card. Rows are short and no head shares its
-    keys: torch has no fused attention for this device, and what it keeps in its place (scores of each pair of tokens,
-    repeated keys) no GPU would.
+    Rows are short and no head shares its keys: torch has no fused attention for this device, and what it keeps in its
+    place (scores of each pair of tokens, repeated keys) no GPU would.
     """
     config = Qwen2Config(
-        vocab_size=vocab, hidden_size=128, intermediate_size=ffn, num_hidden_layers=4, num_attention_heads=2,
+        vocab_size=1000, hidden_size=128, intermediate_size=352, num_hidden_layers=4, num_attention_heads=2,
         num_key_value_heads=2, tie_word_embeddings=True, max_position_embeddings=64,
     )  # fmt: skip
     limits = ("data.max_prompt_tokens=8", "rollout.max_response_tokens=16", "rollout.questions_per_step=4")
     others = ("data.heldout=none", "optim.minibatches=1", "optim.microbatch_tokens=256", *assignments)
     settings = build_config(assignments=[*limits, *others])
     optim, questions, shape = settings.optim, settings.rollout.questions_per_step, shape_of(config)
-    plan = memory_plan(shape, settings, gpus=1, on_gpu=lends, gpu_bytes=CONTEXT_BYTES + 64 * 2**20)
-    planned = {name: bound - plan.context for name, bound in plan.peaks.items()}
+    planned = dict(memory_plan(shape, settings, gpus=1, on_gpu=False).peaks)
     if settings.backbone.dtype == "float32":
         # The device is no CPU: no weights are laid out anew for a native decoding step.
         planned["rollouts"] -= 4 * shape.num_parameters
@@ -139,10 +111,9 @@ def memory(device: torch.device, *assignments: str, vocab: int = 1000, ffn: int 
     checkpointing = settings.backbone.gradient_checkpointing
     chosen = {"microbatch_tokens": optim.microbatch_tokens, "gradient_checkpointing": checkpointing}
     policy = build_policy(model, optim=optim, lora=settings.lora, **chosen)
-    generator = Lent(sampled, max_rows=512, eos_ids=())
-    generator.room = plan.rollout_engine if lends else 0
+    generator = HFGenerator(sampled, max_rows=512, eos_ids=())
     rng = np.random.default_rng(0)
-    prompts = {str(n): rng.integers(0, vocab, 8).astype(np.int32) for n in range(questions)}
+    prompts = {str(n): rng.integers(0, config.vocab_size, 8).astype(np.int32) for n in range(questions)}
     about = {"config": settings, "meter": meter, "prompts": prompts, "trained": questions}
     check = Check(policy=policy, generator=generator, **about)
     check.sync()
@@ -187,10 +158,6 @@ def main() -> None:
     for dtype, checkpointing, rank in product(("float32", "bfloat16"), ("false", "true"), (-1, 8)):
         asked = f"backbone.dtype={dtype}", f"backbone.gradient_checkpointing={checkpointing}", f"lora.rank={rank}"
         figures[f"memory-{dtype}-{checkpointing}-{rank}"] = memory(device, *asked)
-    # Of a small vocabulary a layer takes more than the logits.
-    asked = "rollout.engine=vllm", "rollout.gpu_memory_fraction=0.9", "optim.microbatch_tokens=1024", *LARGE
-    for vocab in (2000, 100):
-        figures[f"mixed-{vocab}"] = memory(device, *asked, vocab=vocab, ffn=704, lends=True)
     print(json.dumps(figures))
 
 

@@ -1,6 +1,5 @@
 """What each rank of the tests does: `torchrun rank_worker.py JOB FOLDER`; results go to FOLDER."""
 
-import gc
 import json
 import pickle
 import re
@@ -121,37 +120,6 @@ def deepspeed_sum(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype) ->
         (folder / "sum.json").write_text(json.dumps(norm / weight.numel() ** 0.5))
 
 
-def deepspeed_memory(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype) -> None:
-    """Bytes of all tensors when the optimizer steps, for a model so large that the batch does not count."""
-    from small_policy import minibatch
-    from torch.optim.optimizer import register_optimizer_step_pre_hook
-    from transformers import AutoModelForCausalLM, Qwen2Config
-
-    sizes = {"vocab_size": 2000, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 2}
-    config = Qwen2Config(**sizes, num_attention_heads=8, num_key_value_heads=2, tie_word_embeddings=True)
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    policy = sharded(model, ranks, stage)
-    # Moments come with the first update.
-    policy.update(minibatch())
-    found: list[int] = []
-    register_optimizer_step_pre_hook(lambda *arguments: found.append(tensor_bytes()))
-    policy.update(minibatch())
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    if ranks.is_main:
-        (folder / "memory.json").write_text(json.dumps({"parameters": parameters, "bytes": found[0]}))
-
-
-def tensor_bytes() -> int:
-    """Size of all tensors there are, gradients included, memory that several share counted once."""
-    gc.collect()
-    storages: dict[int, int] = {}
-    tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
-    for tensor in [*tensors, *(each.grad for each in tensors if each.is_leaf and each.grad is not None)]:
-        if not tensor.is_meta:
-            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-    return sum(storages.values())
-
-
 def recorded_run(ranks: Ranks, folder: Path) -> None:
     """A run on rollouts of another one; its gradients."""
     from recorded_rollouts import train_and_note
@@ -197,11 +165,9 @@ def main(job: str, folder: Path) -> None:
         ranks.connect(torch.device("cpu"), RANK_TIMEOUT)
         if job.startswith("torch"):
             torch_update(ranks, folder, **({"lora": ADAPTER} if job == "torch-lora" else {}))
-        elif sharding := re.fullmatch(r"(zero|memory|lora|sum)(\d)-(\w+)", job):
+        elif sharding := re.fullmatch(r"(zero|lora|sum)(\d)-(\w+)", job):
             adapted = partial(deepspeed_updates, lora=ADAPTER)
-            work = {"zero": deepspeed_updates, "memory": deepspeed_memory, "lora": adapted, "sum": deepspeed_sum}[
-                sharding[1]
-            ]
+            work = {"zero": deepspeed_updates, "lora": adapted, "sum": deepspeed_sum}[sharding[1]]
             work(ranks, folder, int(sharding[2]), getattr(torch, sharding[3]))
         elif job == "store":
             store_exchanges(ranks, folder)

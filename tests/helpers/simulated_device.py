@@ -2,7 +2,8 @@
 
 As on a GPU, an operation on tensors of two devices raises RuntimeError, numpy cannot read a tensor of this device, and
 whatever brings a value to the host makes it wait, as does what is brought here without `non_blocking`; those waits are
-counted, and so are the bytes of live tensors.
+counted, and so are the bytes of live tensors. Without values its tensors are shapes alone, as large as those of any
+model, and what the host reads of them is made up.
 
 `python -m simulated_device train ...` is the command line with the policy, its sampler and its optimizer on it. torch
 takes one such device a process, so nothing here is imported by the tests' own.
@@ -31,6 +32,9 @@ class Counted:
         self.operations = 0
         self.live_bytes = 0
         self.peak_bytes = 0
+        self.place = torch.device("cpu")
+        """Where its tensors really are: torch's meta device has shapes alone."""
+        self.has_values = True
 
 
 counted = Counted()
@@ -126,16 +130,21 @@ class DeviceTensor(torch.Tensor):
             counted.waits["upload"] += 1
         if name == "copy_" and not isinstance(args[0], DeviceTensor):
             counted.waits["copy"] += 1
-            return args[0].copy_(args[1].host)
+            return args[0].copy_(args[1].host) if counted.has_values else args[0].zero_()
+        if name == "_local_scalar_dense" and not counted.has_values:
+            return 0.5 if args[0].is_floating_point() else 0
         devices = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.device)]
         to_host = any(device.type == "cpu" for device in devices)
         counted.waits["copy"] += to_host
+        for_shapes = any(device.type == "meta" for device in devices)
         plain_args, plain_kwargs = pytree.tree_map(_on_host, (args, kwargs))
         result = func(*plain_args, **plain_kwargs)
+        if to_host and not counted.has_values:
+            return torch.zeros_like(result, device="cpu")
         if to_host:
             # A copy even where nothing had to be converted: the two devices share no memory.
             return result.clone() if any(_shares(result, own.host) for own in ours) else result
-        return pytree.tree_map_only(torch.Tensor, lambda leaf: _wrapped(leaf, ours), result)
+        return result if for_shapes else pytree.tree_map_only(torch.Tensor, lambda leaf: _wrapped(leaf, ours), result)
 
 
 def _waits_for_upload(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -152,7 +161,7 @@ def _waits_for_upload(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def _on_host(leaf: object) -> object:
     if isinstance(leaf, torch.device):
-        return torch.device("cpu")
+        return counted.place
     return leaf.host if isinstance(leaf, DeviceTensor) else leaf
 
 
@@ -172,12 +181,12 @@ def _wrapped(host: torch.Tensor, inputs: list[DeviceTensor]) -> DeviceTensor:
 
 def _empty(size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
            memory_format: Any = None) -> torch.Tensor:  # fmt: skip
-    return DeviceTensor(torch.empty(size, dtype=dtype, device="cpu"))
+    return DeviceTensor(torch.empty(size, dtype=dtype, device=counted.place))
 
 
 def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
                    pin_memory: Any = None) -> torch.Tensor:  # fmt: skip
-    return DeviceTensor(torch.empty_strided(size, stride, dtype=dtype, device="cpu"))
+    return DeviceTensor(torch.empty_strided(size, stride, dtype=dtype, device=counted.place))
 
 
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -199,8 +208,9 @@ class Backend(_DummyBackendModule):
 _LIBRARY: list[torch.library.Library] = []
 
 
-def install() -> torch.device:
-    """Register the device with torch, once a process."""
+def install(*, values: bool = True) -> torch.device:
+    """Register the device with torch, once a process; without `values` its tensors have shapes alone."""
+    counted.place, counted.has_values = torch.device("cpu" if values else "meta"), values
     if not _LIBRARY:
         _setup_privateuseone_for_python_backend(rename=NAME, backend_module=Backend())
         library = torch.library.Library("aten", "IMPL")

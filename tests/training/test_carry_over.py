@@ -119,7 +119,8 @@ def test_a_killed_run_resumes_to_the_bit(small_config: Any, tmp_path: Path) -> N
 def test_a_replayed_row_stays_with_its_group_until_that_is_complete(
     small_config: Any, tmp_path: Path, trained: list[tuple[int, Group]]
 ) -> None:
-    """Its question is passed over meanwhile, by the stream and by the draw."""
+    """Its question is passed over meanwhile, by the stream and by the draw. The ledger has the step that drew it, the
+    journal counts it in the one that trains it."""
     train(
         small_config(*CARRIED, "replay.start_threshold=0", "run.steps=8"), tmp_path / "run", reporter=SilentReporter()
     )
@@ -134,3 +135,8 @@ def test_a_replayed_row_stays_with_its_group_until_that_is_complete(
     for step in range(1, 9):
         ids = [group.question.id for own, group in trained if own == step]
         assert len(set(ids)) == len(ids) == B
+    used = Counter(step for step, group in trained for _ in group.replayed)
+    assert [line["replay/used"] for line in metrics(tmp_path / "run")] == [used[step] for step in range(1, 9)]
+    state = json.loads((tmp_path / "run" / "checkpoints" / "step-000008" / "state.json").read_text())["state"]
+    assert used.total() == state["replayed"] == len(waited)
+    assert len(selected) == used.total() + sum(len(group["replayed"]) for group in state["carried"])

@@ -153,8 +153,7 @@ class VLLMGenerator:
         finished: dict[Place, Rollout] = {}
         for position, output in self._run(prompts, lambda: enough is not None and enough(finished.keys())):
             index, member = wanted[position]
-            rollout = self._rollout(requests[index], member, output)
-            finished[index, member] = rollout
+            rollout = finished[index, member] = self._rollout(requests[index], member, output)
             if on_finished is not None and not rollout.is_unfinished:
                 on_finished(index, rollout)
         return in_order(requests, finished)
@@ -274,10 +273,8 @@ class VLLMGenerator:
             from vllm.distributed import get_tensor_model_parallel_rank
 
             rank = int(get_tensor_model_parallel_rank())
-        held: dict[str, proof.HeldWeight] = self.llm.apply_model(
-            lambda model: proof.held_weights(self._names, model, rank, self._settings.lora.rank)
-        )[0]
-        return held
+        settings, names = self._settings, self._names
+        return dict(self.llm.apply_model(lambda model: proof.held_weights(names, model, rank, settings.lora.rank))[0])
 
 
 def _asking(*, whole: bool = True, **options: Any) -> "vllm.SamplingParams":

@@ -106,6 +106,8 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
     if config.rollout.carry_over:
         slots = config.rollout.max_rows * parts.ranks.world_size // config.rollout.tensor_parallel
         metrics |= carrying(trained, state.carried, sampled, slots)
+        used = {"replay/used": sum(len(group.replayed) for group in trained)}
+        metrics |= used if config.replay.enabled and config.replay.composition == "replace" else {}
     if config.rollout.max_rounds > 1:
         metrics["rollout/rounds"] = rounds
         trained = [group for group in groups if group.replayed or group.is_mixed]
