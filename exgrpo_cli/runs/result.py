@@ -150,6 +150,10 @@ class RunResult:
     """Correct answers of `after` that are right in every step, where the task can tell."""
     after_at: Mapping[str, Int64[np.ndarray, " questions"]] = field(default_factory=dict)
     """As `after`, by each further temperature (`validation.temperatures`)."""
+    lost: float | None = None
+    """Share of the visits after one that solved their question which did not; None without such a visit."""
+    regained: float | None = None
+    """Share of the visits of a question that was lost which solved it."""
     second_graders: Mapping[str, float] = field(default_factory=dict)
     """Held-out pass@1 after training by each grader that stands beside the run's own."""
     training_sample: TrainingSample | None = None

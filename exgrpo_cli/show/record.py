@@ -21,6 +21,7 @@ from exgrpo_cli.base.files import MANIFEST, find_damage, read_json
 from exgrpo_cli.config import layers
 from exgrpo_cli.config.settings import Author, Config, Written, resolve
 from exgrpo_cli.ledger.columns import EventColumns, column, decode_events, encoded_words, flat, question_numbers
+from exgrpo_cli.ledger.lives import VISITED, question_lives
 from exgrpo_cli.ledger.reader import DamagedBytes, LedgerReader, LedgerWarning, reading
 from exgrpo_cli.ledger.schemas import DRAWS, EVENTS, REPLAYS, SCORES, TRAJECTORIES
 from exgrpo_cli.runs.folder import CHECKSUMS_FILE, METRICS_FILE, POOL_FILE, RunMetrics, find_changes, read_metrics
@@ -86,6 +87,8 @@ class RunRecord:
     events: EventColumns
     draws: Columns
     """Promises and draws of the question sampler: one row per drawable bucket of a draw."""
+    lives: dict[str, Any]
+    """The life table of questions."""
     units: Columns
     """Every unit scanned, in the order drawn; `unit` is a trajectory, or the first of a group."""
     last_step: int
@@ -188,6 +191,7 @@ def read_run(run: Path) -> RunRecord:
         scores=found[SCORES],
         events=events,
         draws=found[DRAWS],
+        lives=question_lives(reader.visits(VISITED)),
         units=found[REPLAYS],
         last_step=last_step,
         incomplete="; ".join(_gaps(run, reader, metrics, len(training_ids))),

@@ -53,6 +53,7 @@ STATISTICS = (
     Statistic(queries.entropy_of_choice, (), {"replay-entropy": figures.entropy_of_choice}),
     Statistic(queries.entropy_at_birth, (tables.entropies,), {"replay-entropy-by-bucket": figures.entropy_at_birth}),
     Statistic(queries.bucket_flow, (), {"replay-flow": figures.bucket_flow}),
+    Statistic(lambda record: {"lives": record.lives}, (tables.lives,), {"replay-lives": figures.lives}),
     Statistic(queries.replays, (tables.replayed_questions,), {"replay-age-reuse": figures.age_and_reuse}),
 )
 

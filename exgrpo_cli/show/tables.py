@@ -115,6 +115,9 @@ FACTS = declared(
 """Row of the overview -> how a run's numbers are written there."""
 
 
+LIVES = declared("lives", {})
+
+
 def overview(reports: Mapping[str, Numbers]) -> Table:
     """The main numbers, one column per run."""
     return facts_table("Replay buffer", FACTS, reports)
@@ -182,6 +185,15 @@ def entropies(told: Numbers) -> Table:
             row.append(number((means | {"hard / easy": each["hard_over_easy"]}).get(row[0])))
     title = "Entropy of trajectories at birth (nats), within steps"
     return listing(title, ["successes", "trajectories", *spans], rows)
+
+
+def lives(told: Numbers) -> Table | None:
+    """What became of solved and of lost questions at their next visit, by the steps between."""
+    of = told["lives"]
+    repair = f"; those regained were so after {of['repair']:g} steps (median)" if of["repair"] is not None else ""
+    caption = f"{of['lost_now']:,} of {of['solved']:,} questions once solved were lost at their last visit{repair}"
+    rows = of["by_delay"]
+    return table_of("Solved questions at their next visit", LIVES, rows, caption=caption) if rows else None
 
 
 def replayed_questions(told: Numbers) -> Table:

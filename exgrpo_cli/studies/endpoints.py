@@ -249,6 +249,8 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "valid_auc": Endpoint("AUC of low entropy for valid traces", of_traces("auc")),
     "valid_auc_within": Endpoint("AUC of low entropy for valid traces of a question", of_traces("auc_within")),
     "valid_gap": Endpoint("valid, lowest less highest entropy", valid_gap, SIGNED),
+    "lost": Endpoint("solved questions lost at their next visit", lambda result: result.lost),
+    "regained": Endpoint("lost questions regained at their next visit", lambda result: result.regained),
     "memorised": Endpoint("gain on replayed less on new questions", memorised, SIGNED),
     "eligible_less_barred": Endpoint("gain on questions open to replay less on barred", eligible_less_barred, SIGNED),
 }

@@ -25,6 +25,7 @@ from exgrpo_cli.base.statistics import avg_at_k, compare_paired
 from exgrpo_cli.base.versions import code_version, now, processor
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.grading.verifiers import sum_asked, valid_trace
+from exgrpo_cli.ledger.lives import VISITED, question_lives
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
 from exgrpo_cli.ledger.schemas import Event
 from exgrpo_cli.questions.question_file import read_questions
@@ -120,7 +121,8 @@ def _moment(validation: Validation) -> str:
 
 def measure(run: Path, config: Config, summary: dict[str, Any], visits: Mapping[str, int]) -> RunResult:
     """The result of a finished run; `summary` is its `summary.json`, `visits` are those of each question."""
-    heldout, training, (replays, successes) = read_validations(run), read_validations(run, TRAINED), ledger_counts(run)
+    heldout, training = read_validations(run), read_validations(run, TRAINED)
+    replays, successes, lives = ledger_counts(run)
     counts = {"visits": visits, "replays": replays, "successes": successes}
     begun, code = read_json(run / "environment.json"), code_version()
     none = np.array([], dtype=np.int64)
@@ -159,6 +161,8 @@ def measure(run: Path, config: Config, summary: dict[str, Any], visits: Mapping[
             for each in config.validation.temperatures
             if (found := read_validations(run, at_temperature(each)))
         },
+        lost=lives.get("lost_share"),
+        regained=lives.get("regained_share"),
         second_graders={name: found["pass_at_1"] for name, found in graders.items()},
         training_sample=training_sample(config, counts, training) if len(training) > 1 else None,
         started=begun.get("started"),
@@ -211,11 +215,11 @@ def memorising(
     )
 
 
-def ledger_counts(run: Path) -> tuple[Counter[str], Counter[str]]:
-    """Replays of each question, and successes among its fresh rollouts; none where a run keeps no ledger."""
+def ledger_counts(run: Path) -> tuple[Counter[str], Counter[str], dict[str, Any]]:
+    """Replays of each question, successes among its fresh rollouts, and their lives; none where a run has no ledger."""
     successes: Counter[str] = Counter()
     if not (run / LEDGER_FOLDER).is_dir():
-        return Counter(), successes
+        return Counter(), successes, {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LedgerWarning)  # what is damaged is told when the run is resumed or reported
         reader = LedgerReader(run / LEDGER_FOLDER)
@@ -224,9 +228,11 @@ def ledger_counts(run: Path) -> tuple[Counter[str], Counter[str]]:
     replays = reader.replays(("unit_id", "accepted"))
     stored = reader.trajectories(("trajectory_id", "question_id"))
     places = pc.index_in(replays.filter(replays["accepted"])["unit_id"], value_set=stored["trajectory_id"])
-    for visit in reader.visits(("question_id", "num_fresh_successes")).to_pylist():
+    visits = reader.visits(VISITED)
+    for visit in visits.to_pylist():
         successes[visit["question_id"]] += visit["num_fresh_successes"]
-    return Counter(ids.to_pylist()) + Counter(stored["question_id"].take(places).to_pylist()), successes
+    replayed = Counter(ids.to_pylist()) + Counter(stored["question_id"].take(places).to_pylist())
+    return replayed, successes, question_lives(visits)
 
 
 def pass_rates(

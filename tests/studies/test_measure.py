@@ -216,10 +216,10 @@ def test_lucky_guesses_are_told_from_working_that_holds(run: Path) -> None:
     assert found is not None and found.trajectories == 12 and found.valid == 0.5
     assert found.auc == pytest.approx(5.5 / 6)
     assert found.low_entropy == 1.0 and found.high_entropy == 0.0
-    replays, successes = ledger_counts(run)
+    replays, successes, _ = ledger_counts(run)
     assert list(replays.values()) == [1] and replays.keys() <= {question.id for question in QUESTIONS}
     assert successes == {question.id: 2 for question in QUESTIONS}
-    assert ledger_counts(run / "data") == ({}, {})
+    assert ledger_counts(run / "data") == ({}, {}, {})
 
 
 def test_a_task_that_cannot_tell_has_none(tmp_path: Path) -> None:

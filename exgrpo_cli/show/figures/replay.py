@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from exgrpo_cli.base.statistics import wilson
 from exgrpo_cli.config.names import is_function
 from exgrpo_cli.show.figures import style
 from exgrpo_cli.show.figures.style import BLUE, Panel, new_figure
@@ -99,6 +100,22 @@ def bucket_flow(told: Numbers) -> "Figure | None":
     better = {name: sum(each.get(name, 0) for each in counts) for name in ("total", "more", "fewer")}
     said = "Of {total:,} replay visits {more:,} found more right answers than before, {fewer:,} fewer"
     return style.entitle(figure, said.format_map(better))
+
+
+def lives(told: Numbers) -> "Figure | None":
+    """Share of solved questions that their next visit loses, and of lost ones that it regains, by the steps between."""
+    points: dict[str, dict[int, list[float]]] = {"solved, then lost": {}, "lost, then regained": {}}
+    for place, row in enumerate(told["lives"]["by_delay"]):
+        for name, some, other in zip(points, ("lost", "regained"), ("kept", "still_lost"), strict=True):
+            if total := row[some] + row[other]:
+                points[name][place] = [row[some] / total, *wilson(row[some], total)]
+    if not any(points.values()):
+        return None
+    labels = [row["delay"] for row in told["lives"]["by_delay"]]
+    x, y = "steps between two visits of a question", "share of the visits (95 %)"
+    figure = style.categories_figure(labels, points, xlabel=x, ylabel=y, ylim=(-0.03, 1.03))
+    said = "Of {solved:,} questions that a visit solved {lost_now:,} were lost when they were last visited"
+    return style.entitle(figure, said.format_map(told["lives"]))
 
 
 def age_and_reuse(told: Numbers) -> "Figure | None":
