@@ -27,7 +27,10 @@ from exgrpo_cli.show.statistics import replay_figures, save_all, summarise
 ALWAYS = {"learning", "diagnostics"}
 """Also of a run that has not been validated."""
 TRAINING = ALWAYS | {"learning-tokens"}
-REPLAY = {f"replay-{name}" for name in "buckets flow lives questions entropy age-reuse entropy-by-bucket draws".split()}
+REPLAY = {
+    f"replay-{name}"
+    for name in ["buckets", "flow", "lives", "questions", "entropy", "age-reuse", "entropy-by-bucket", "draws"]
+}
 
 
 @pytest.fixture(scope="module")
