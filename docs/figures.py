@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,15 +22,15 @@ from PIL import Image
 
 from exgrpo_cli.base.statistics import t_interval
 from exgrpo_cli.config.requests import StudyRequest
-from exgrpo_cli.runs.result import RunResult, read_result
+from exgrpo_cli.runs.result import read_result
 from exgrpo_cli.show.figures import style
-from exgrpo_cli.show.figures.comparisons import ArmCurve, arm_curves, claims_figure
+from exgrpo_cli.show.figures.comparisons import ArmScore, arm_curves, claims_figure
 from exgrpo_cli.show.figures.style import TITLE as OF_FIGURE
 from exgrpo_cli.show.figures.style import entitle
 from exgrpo_cli.show.figures.written import save
 from exgrpo_cli.show.statistics import save_all
 from exgrpo_cli.studies.claims import claim_outcomes
-from exgrpo_cli.studies.endpoints import endpoint_named, paired_effect
+from exgrpo_cli.studies.endpoints import pass_at_1
 from exgrpo_cli.studies.output import TITLE, study_figures
 from exgrpo_cli.studies.planning import plan_request
 from exgrpo_cli.studies.report import compare_runs
@@ -93,7 +93,7 @@ def studies() -> "Iterator[tuple[str, Figure]]":
     for name, after in SMOLLM2.items():
         ends = [t_interval([0.225] * len(after)), t_interval(after, bounds=(0.0, 1.0))]
         means, lows, highs = ([getattr(end, part) for end in ends] for part in ("mean", "low", "high"))
-        curves.append(ArmCurve(name=name, steps=[0, 35], mean=means, low=lows, high=highs))
+        curves.append(ArmScore(name=name, steps=[0, 35], mean=means, low=lows, high=highs))
     yield "laptop-or-scale", laptop_or_scale()
     figure = arm_curves(curves, baselines=["on-policy (grpo)"], measure=TITLE)
     assert figure is not None
@@ -105,43 +105,42 @@ def studies() -> "Iterator[tuple[str, Figure]]":
 
 def laptop_or_scale() -> "Figure":
     """Contrasts that were run on tiny and on SmolLM2 under one another, with empty rows for what a GPU has to say."""
+    endings: dict[str, dict[int, float]] = {}
+    for path in sorted((RESULTS / "lora-smollm2").glob("*.result.json")):
+        arm, result = path.name.rpartition("-")[0], read_result(path)
+        endings.setdefault(arm, {})[result.seed] = float(pass_at_1(result).mean())
 
-    def results(arm: str) -> dict[int, RunResult]:
-        found = map(read_result, sorted((RESULTS / "lora-smollm2").glob(f"{arm}-60?.result.json")))
-        return {result.seed: result for result in found}
+    def of_smollm2(arm: str, control: str) -> style.Row:
+        differences = [endings[arm][seed] - endings[control][seed] for seed in sorted(endings[control])]
+        mean, name = float(np.mean(differences)), f"SmolLM2-135M, {len(differences)} (no interval)"
+        return style.Row(name, mean, mean, mean, None, style.ORANGE, dots=differences)
 
-    passed = endpoint_named("pass_at_1")
-    every = {arm: results(arm) for arm in ("exgrpo", "on-policy", *(f"rank-{rank}" for rank in ADAPTERS))}
-    shorter = paired_effect(passed, every["exgrpo"], every["on-policy"])
-    three = t_interval([ours - theirs for theirs, ours in zip(*SMOLLM2.values(), strict=True)])
+    def told(name: str, ends: Sequence[float], colour: str = style.BLUE) -> style.Row:
+        return style.Row(name, *ends, None, colour)
+
     panels = {
         "ExGRPO less on-policy training": [
-            ("tiny, strong: 8 seeds", (-0.012, -0.032, 0.008)),
-            ("tiny, hard-tail: 17", (0.011, -0.002, 0.025)),
-            ("SmolLM2-135M, 35 steps: 3", (three.mean, three.low, three.high)),
-            ("SmolLM2-135M, 28,000 tokens: 2", (shorter.mean, shorter.low, shorter.high)),
-            *((name, None) for name in LARGER),
+            told("tiny, strong, 8 seeds", (-0.012, -0.032, 0.008)),
+            told("tiny, hard-tail, 17", (0.011, -0.002, 0.025)),
+            told("SmolLM2-135M, 35 steps, 3", (0.015, -0.030, 0.060), style.ORANGE),
+            of_smollm2("exgrpo", "on-policy"),
+            *(told(name, (np.nan,) * 3) for name in LARGER),
         ]
     }
     for rank, tiny in ADAPTERS.items():
-        found = paired_effect(passed, every[f"rank-{rank}"], every["exgrpo"])
-        rows = [("tiny: 13", tiny), ("SmolLM2-135M: 2", (found.mean, found.low, found.high))]
-        panels[f"An adapter of rank {rank} less all weights"] = rows
+        title = f"An adapter of rank {rank} less all weights"
+        panels[title] = [told("tiny, strong, 13", tiny), of_smollm2(f"rank-{rank}", "exgrpo")]
     heights = [len(rows) + 0.2 for rows in panels.values()]
     height = 1.2 + 0.4 * sum(heights)
     with style.styled():
         figure, places = style.new_figure(len(panels), height=height, height_ratios=heights, sharex=True)
         for axes, (title, rows) in zip(places, panels.items(), strict=True):
-            shown = [(label, ends or (np.nan,) * 3) for label, ends in rows]
-            colours = [style.ORANGE if label.startswith("SmolLM2") else style.BLUE for label, _ in rows]
-            drawn = [style.Row(label, *ends, None, look) for (label, ends), look in zip(shown, colours, strict=True)]
-            style.draw_rows(axes, drawn, reference=0.0)
-            for place, (_, ends) in enumerate(rows):
-                if ends is None:
-                    axes.text(0.02, place + 0.5, "not run: needs a GPU", va="center", fontsize=8, color=style.GREY)
+            style.draw_rows(axes, rows, reference=0.0)
+            for place, row in enumerate(rows):
+                if np.isnan(row.mean):
+                    axes.text(-0.14, place + 0.5, "not run: needs a GPU", va="center", fontsize=8, color=style.GREY)
             axes.set_title(title, loc="left")
-        places[-1].set_xlim(-0.25, 0.25)
-        places[-1].set_xlabel("difference in held-out pass@1 (mean, 95 % interval; number of seeds)")
+        places[-1].set_xlabel("difference in held-out pass@1\n(mean, 95 % interval; circles: single seeds)")
         return entitle(figure, "What a laptop has told of each contrast, and what is still to be told at scale")
 
 
