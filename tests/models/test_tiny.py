@@ -21,19 +21,7 @@ from exgrpo_cli.base.cache import cached_folder
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import partial_path, write_manifest
 from exgrpo_cli.config.sections.run import TinySettings
-from exgrpo_cli.models.tiny import (
-    EOS,
-    MARKUP,
-    MAX_TOKENS,
-    PAD,
-    WarmStartRecipe,
-    accumulate_gradient,
-    build_tiny,
-    draw_rows,
-    make_model,
-    make_tokenizer,
-    muon_step,
-)
+from exgrpo_cli.models import tiny
 
 SMALL = TinySettings(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, ffn_size=48, warm_start_steps=3)
 QUESTION = [{"role": "user", "content": "9+3-2=?"}]
@@ -42,12 +30,12 @@ RESPONSE = "9+3=12\n12-2=10\n</think>\n\\boxed{10}"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny(settings=SMALL, cache_dir=tmp_path_factory.mktemp("cache"))
+    return tiny.build_tiny(settings=SMALL, cache_dir=tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Qwen2Tokenizer:
-    return make_tokenizer(max_tokens=MAX_TOKENS)
+    return tiny.make_tokenizer(max_tokens=tiny.MAX_TOKENS)
 
 
 def test_any_text_survives_a_round_trip(tokenizer):
@@ -62,9 +50,9 @@ def test_any_text_survives_a_round_trip(tokenizer):
 
 
 def test_markup_is_one_token_each_and_is_never_stripped(tokenizer):
-    for piece in MARKUP:
+    for piece in tiny.MARKUP:
         assert len(tokenizer.encode(piece, add_special_tokens=False)) == 1
-    ids = tokenizer.encode("<think>\n" + RESPONSE + EOS + PAD, add_special_tokens=False)
+    ids = tokenizer.encode("<think>\n" + RESPONSE + tiny.EOS + tiny.PAD, add_special_tokens=False)
     assert tokenizer.decode(ids, skip_special_tokens=True) == "<think>\n" + RESPONSE
     # 6 + 1 + 7 + 1 characters of working, `</think>`, a newline, the box, two digits, a brace.
     assert len(tokenizer.encode(RESPONSE, add_special_tokens=False)) == 15 + 1 + 1 + 1 + 2 + 1
@@ -73,16 +61,16 @@ def test_markup_is_one_token_each_and_is_never_stripped(tokenizer):
 def test_a_saved_folder_loads_as_the_same_tokenizer(folder, tokenizer):
     # With a Qwen2 model beside it, AutoTokenizer ignores the pipeline in tokenizer.json and makes a Qwen2 one.
     loaded = AutoTokenizer.from_pretrained(folder)
-    for text in ("<think>\n" + RESPONSE + EOS, "Wörter, 数 and  blanks\n\n"):
+    for text in ("<think>\n" + RESPONSE + tiny.EOS, "Wörter, 数 and  blanks\n\n"):
         assert loaded.encode(text, add_special_tokens=False) == tokenizer.encode(text, add_special_tokens=False)
         assert loaded.decode(loaded.encode(text)) == text
-    assert (loaded.eos_token, loaded.pad_token, len(loaded)) == (EOS, PAD, 264)
+    assert (loaded.eos_token, loaded.pad_token, len(loaded)) == (tiny.EOS, tiny.PAD, 264)
     # Two roles, `<think>` and a newline around the seven characters of the question.
     ids = loaded.apply_chat_template(QUESTION, add_generation_prompt=True)["input_ids"]
     assert len(ids) == 2 + 2 + 7 and loaded.decode(ids) == "<|user|>9+3-2=?<|assistant|><think>\n"
     turns = [{"role": "system", "content": "Add."}, *QUESTION, {"role": "assistant", "content": "<think>\n" + RESPONSE}]
     whole = loaded.apply_chat_template(turns, tokenize=False)
-    assert whole == "<|system|>Add.<|user|>9+3-2=?<|assistant|><think>\n" + RESPONSE + EOS
+    assert whole == "<|system|>Add.<|user|>9+3-2=?<|assistant|><think>\n" + RESPONSE + tiny.EOS
     with pytest.raises(Exception, match="not tool"):
         loaded.apply_chat_template([{"role": "tool", "content": "4"}], tokenize=False)
 
@@ -101,7 +89,7 @@ def test_the_folder_works_as_a_model_card_says(folder):
 
 
 def test_default_size_is_about_half_a_million(tokenizer):
-    model = make_model(TinySettings(), tokenizer)
+    model = tiny.make_model(TinySettings(), tokenizer)
     # Embedding 264*128; a layer: q and o 128*128 each, k and v 64*128 each, biases 128+64+64, three 256*128 matrices,
     # two norms of 128; a last norm. The output matrix is the embedding.
     layer = 2 * 128 * 128 + 2 * 64 * 128 + (128 + 64 + 64) + 3 * 256 * 128 + 2 * 128
@@ -115,9 +103,9 @@ def row_loss(model, prompt_ids: list[int], response_ids: list[int]) -> torch.Ten
 
 
 def test_gradient_is_that_of_one_row_at_a_time(tokenizer):
-    model = make_model(SMALL, tokenizer)
-    rows = draw_rows(tokenizer, 11, WarmStartRecipe(), np.random.default_rng(0))
-    accumulate_gradient(model, rows, tokenizer.pad_token_id)
+    model = tiny.make_model(SMALL, tokenizer)
+    rows = tiny.draw_rows(tokenizer, 11, tiny.WarmStartRecipe(), np.random.default_rng(0))
+    tiny.accumulate_gradient(model, rows, tokenizer.pad_token_id)
     batched = {name: weight.grad.clone() for name, weight in model.named_parameters()}
     model.zero_grad()
     (sum(row_loss(model, *row) for row in rows) / sum(len(response_ids) for _, response_ids in rows)).backward()
@@ -126,7 +114,7 @@ def test_gradient_is_that_of_one_row_at_a_time(tokenizer):
 
 
 def test_rows_end_with_eos_and_start_with_the_prompt(tokenizer):
-    for prompt_ids, response_ids in draw_rows(tokenizer, 20, WarmStartRecipe(), np.random.default_rng(1)):
+    for prompt_ids, response_ids in tiny.draw_rows(tokenizer, 20, tiny.WarmStartRecipe(), np.random.default_rng(1)):
         assert tokenizer.decode(prompt_ids).endswith("=?<|assistant|><think>\n")
         assert response_ids[-1] == tokenizer.eos_token_id and response_ids.count(tokenizer.eos_token_id) == 1
 
@@ -142,7 +130,7 @@ def test_muon_is_torchs_in_float32(shape):
     for _ in range(3):
         ours.grad = torch.randn(shape, generator=generator)
         theirs.grad = ours.grad.clone()
-        muon_step([ours], [velocity], 0.1)
+        tiny.muon_step([ours], [velocity], 0.1)
         reference.step()
     # bfloat16 keeps eight bits: the steps agree to about a hundredth of their size.
     assert (ours - theirs).norm() < 0.02 * (ours - start).norm()
@@ -154,27 +142,27 @@ def test_warm_start_learns_and_leaves_the_callers_state_alone(tmp_path):
     torch.manual_seed(3)
     steps = []
     longer = replace(SMALL, warm_start_steps=40)
-    path = build_tiny(settings=longer, cache_dir=tmp_path, progress=lambda *report: steps.append(report))
+    path = tiny.build_tiny(settings=longer, cache_dir=tmp_path, progress=lambda *report: steps.append(report))
     assert torch.rand(1) == expected
     assert [report[:2] for report in steps] == [(done, 40) for done in range(1, 41)]
     tokenizer = AutoTokenizer.from_pretrained(path)
-    rows = draw_rows(tokenizer, 32, WarmStartRecipe(), np.random.default_rng(9))
+    rows = tiny.draw_rows(tokenizer, 32, tiny.WarmStartRecipe(), np.random.default_rng(9))
 
     @torch.no_grad()
     def loss(model) -> float:
         return float(sum(row_loss(model, *row) / len(row[1]) for row in rows)) / len(rows)
 
     # 264 equally likely tokens cost ln 264 = 5.6 nats, the 25 that occur ln 25 = 3.2.
-    assert loss(make_model(longer, tokenizer)) > 5.0
+    assert loss(tiny.make_model(longer, tokenizer)) > 5.0
     assert loss(AutoModelForCausalLM.from_pretrained(path)) < 3.2
 
 
 def test_second_build_is_taken_from_the_cache_and_other_settings_are_not(folder):
     written = (folder / "model.safetensors").stat().st_mtime_ns
     reports = []
-    again = build_tiny(settings=SMALL, cache_dir=folder.parent, progress=lambda *report: reports.append(report))
+    again = tiny.build_tiny(settings=SMALL, cache_dir=folder.parent, progress=lambda *report: reports.append(report))
     assert again == folder and reports == [] and (folder / "model.safetensors").stat().st_mtime_ns == written
-    other = build_tiny(settings=replace(SMALL, seed=1), cache_dir=folder.parent)
+    other = tiny.build_tiny(settings=replace(SMALL, seed=1), cache_dir=folder.parent)
     assert other != folder
     assert (other / "model.safetensors").read_bytes() != (folder / "model.safetensors").read_bytes()
 
@@ -190,7 +178,7 @@ def test_a_damaged_copy_is_rebuilt_and_says_so(folder):
         (lambda: write_manifest(folder, others), "is not in its manifest.json"),
     ):
         damage()
-        assert build_tiny(settings=SMALL, cache_dir=folder.parent, progress=lambda *r: reports.append(r)) == folder
+        assert tiny.build_tiny(settings=SMALL, cache_dir=folder.parent, progress=lambda *r: reports.append(r)) == folder
         assert f"{folder} is built again: {weights} {expected}" in [what for _, _, what in reports]
         # Trained again from the same seed: the same weights, bit for bit.
         assert weights.read_bytes() == before
