@@ -8,7 +8,7 @@ import errno
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -68,6 +68,8 @@ class RunFolder:
         self.plots = path / "plots"
         self.model = path / "model"
         self.summary = path / "summary.json"
+        self._made: list[Path] = []
+        """Folders around it that were made with it, the innermost first."""
 
     @classmethod
     def create(cls, path: Path) -> "RunFolder":
@@ -80,6 +82,7 @@ class RunFolder:
             with folder.locked():
                 folder.remove_set_up()
         cls.check_new(path)
+        folder._made = [each for each in path.parents if not each.exists()]
         path.mkdir(parents=True, exist_ok=True)
         files.write_text(path / SET_UP_FILE, _SET_UP_TEXT)
         folder.make_folders()
@@ -109,8 +112,10 @@ class RunFolder:
         if not self._others():
             for path in sorted(self.path.iterdir(), key=lambda each: each.name == SET_UP_FILE):
                 files.remove_path(path)
-            if not self.path.is_symlink():
-                self.path.rmdir()
+            for folder in (self.path, *self._made):
+                # A link stays, and so does what another run is in.
+                with suppress(OSError):
+                    folder.rmdir()
 
     @classmethod
     def check_new(cls, path: Path) -> None:

@@ -105,10 +105,8 @@ def test_commands_show_foreign_files_without_obeying_them(
     rows = [{"question": f"{text} {number}?", "answer": f"{number}"} for number in range(3)]
     file = tmp_path / "q.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert (
-        exgrpo(["prepare", str(file), "--output", str(tmp_path / "q.parquet"), "--show", "2", "--backbone", "tiny"])
-        == 0
-    )
+    shown = ["--output", str(tmp_path / "q.parquet"), "--show", "2", "--backbone", "tiny"]
+    assert exgrpo(["prepare", str(file), *shown]) == 0
     named = text.replace("/", "")
     assert exgrpo(["prepare", str(tmp_path / f"{named}.jsonl")]) == 2
     assert exgrpo(["report", str(tmp_path / named)]) == 2

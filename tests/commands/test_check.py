@@ -112,10 +112,8 @@ def test_attention_that_a_model_names_on_the_hub_is_not_fetched(tmp_path, capsys
     config = json.loads((save_random_model(tmp_path / "theirs") / "config.json").read_text())
     text = json.dumps(config | {"_attn_implementation": "owner/evil", "attn_implementation": "owner/evil"})
     (tmp_path / "theirs" / "config.json").write_text(text)
-    assert (
-        run(["train", "--check", "--quiet", "--backbone", "./theirs", *SMALL[:6], "--set", "data.max_prompt_tokens=40"])
-        == 0
-    )
+    settings = [*SMALL[:6], "--set", "data.max_prompt_tokens=40"]
+    assert run(["train", "--check", "--quiet", "--backbone", "./theirs", *settings]) == 0
     assert "verdict    all is well" in capsys.readouterr().out
 
 

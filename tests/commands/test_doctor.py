@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from exgrpo_cli.base.versions import installed_version
+from exgrpo_cli.machine import doctor as examining
 from exgrpo_cli.presets import preset_names
 
 
@@ -63,13 +65,15 @@ def test_every_backbone_is_held_against_the_memory(here):
     assert all(each["fits"] == (each["peak_bytes"] <= memory) for each in fits.values())
     # By the plan: one card of 24 GB needs the host's memory, eight of 80 GB are the published runs'.
     assert fits["qwen-math-1.5b"]["cards"] == {"24": "optim.offload=true", "48": "", "80": "", "8x80": ""}
-    assert fits["qwen-math-7b"]["cards"] == {
-        "24": None,
-        "48": "optim.offload=true",
-        "80": "optim.offload=true",
-        "8x80": "",
-    }
+    offloaded = "optim.offload=true"
+    assert fits["qwen-math-7b"]["cards"] == {"24": None, "48": offloaded, "80": offloaded, "8x80": ""}
     assert (fits["qwen-math-1.5b"]["gpus_of_80_gb"], fits["qwen-math-7b"]["gpus_of_80_gb"]) == (1, 4)
+
+
+def test_what_is_newer_than_any_that_was_tried_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examining, "NEWEST_TRIED", {"torch": "1.13", "transformers": "99.0", "nowhere": "0.1"})
+    told = [each for each in examining.find_conflicts() if " is newer than " in each]
+    assert told == [f"torch {installed_version('torch')} is newer than 1.13, the newest that was tried"]
 
 
 @pytest.mark.slow

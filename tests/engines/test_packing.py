@@ -21,13 +21,7 @@ from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, Token
 from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.engines.policy import packing
-from exgrpo_cli.engines.policy.packing import (
-    causal_attention,
-    pack,
-    proved_segments,
-    repeats_keys,
-    takes_segments,
-)
+from exgrpo_cli.engines.policy.packing import causal_attention, pack, proved_segments, repeats_keys, takes_segments
 
 EXAMPLES = np.arange(7, 16, dtype=np.int32)
 
@@ -70,7 +64,8 @@ def update() -> MiniBatch:
 @pytest.mark.parametrize(("microbatch_tokens", "checkpointing"), [(34, False), (1000, True)])
 def test_nothing_moves(microbatch_tokens: int, checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither by what is shared, nor by padding, nor with segments, as a GPU runs attention, in the place of blocks."""
-    monkeypatch.setattr(packing, "varlen_attn", documented)
+    calls: list[Any] = []
+    monkeypatch.setattr(packing, "varlen_attn", lambda *given, **how: calls.append(given) or documented(*given, **how))
     scored, moved = [], []
     ways = product((False, True), (False, True), (1000, len(EXAMPLES)), (1000, 0))
     for by_segments, padded, shortest, most_repeated in ways:
@@ -81,7 +76,9 @@ def test_nothing_moves(microbatch_tokens: int, checkpointing: bool, monkeypatch:
         model = build_model()
         policy = build_policy(model, microbatch_tokens=microbatch_tokens, gradient_checkpointing=checkpointing)
         before = weights(model)
+        calls.clear()
         scores = policy.score(beginning_alike(sequences()))
+        assert bool(calls) == by_segments
         scored.append(torch.cat([torch.from_numpy(each.logprobs) for each in scores]))
         assert policy.update(update()).applied
         moved.append(weights(model) - before)
@@ -172,7 +169,7 @@ def test_segments_are_proved_in_the_precision_of_the_run_or_not_taken(monkeypatc
     shifted = lambda query, key, *others, **options: documented(query, key.roll(1, 0), *others, **options)  # noqa: E731
     monkeypatch.setattr(packing, "varlen_attn", shifted)
     with pytest.warns(ToolkitWarning, match="away from float32, that by blocks .*: rows are packed in blocks"):
-        assert not proved_segments(parts)
+        assert not build_policy(build_model(torch.bfloat16))._by_segments
 
 
 def test_no_mask_goes_to_the_kernel_that_writes_out_all_scores() -> None:

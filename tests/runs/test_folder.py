@@ -113,6 +113,9 @@ def test_a_marked_folder_is_a_set_ups_from_its_first_file_on(tmp_path: Path) -> 
     run.remove_set_up()
     assert not run.path.exists()
     (tmp_path / "begun").mkdir()
+    for path, first_made in (("runs/new/run", "runs"), ("begun/new/run", "begun/new")):
+        RunFolder.create(tmp_path / path).remove_set_up()
+        assert (tmp_path / first_made).parent.is_dir() and not (tmp_path / first_made).exists()
     (tmp_path / "begun" / "..exgrpo-set-up.partial-0-1").write_text("ex")
     assert RunFolder.create(tmp_path / "begun").samples.is_dir()
 
@@ -146,12 +149,7 @@ def test_a_folder_that_is_a_link_out_of_the_run_is_refused(tmp_path: Path, name:
         (3, 2, "in step 4", "stopped in step 4; its last checkpoint is of step 2, go on from there with: exgrpo"),
         (0, 0, "in step 1", "stopped in step 1, before its first checkpoint: nothing is saved; begin it anew with: ex"),
         (2, 2, "while it was set up", "stopped while it was set up; its last checkpoint is of step 2, go on from"),
-        (
-            None,
-            0,
-            "while it was set up",
-            "stopped while it was set up: nothing is saved, the same command begins anew.",
-        ),
+        (None, 0, "while it was set up", "stopped while it was set up: nothing is saved, the same command begins"),
     ],
 )
 def test_a_stopped_run_tells_what_is_saved(

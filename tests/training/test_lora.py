@@ -112,10 +112,7 @@ def test_an_adapter_is_asked_and_evaluated_as_the_merged_model(finished: tuple[C
     ("damage", "said"),
     [
         (lambda folder: (folder / "base.json").unlink(), "is an adapter without base.json: name one that exgrpo has"),
-        (
-            lambda folder: (folder / "adapter_model.safetensors").unlink(),
-            "is an adapter without adapter_model.safetens",
-        ),
+        (lambda folder: (folder / "adapter_model.safetensors").unlink(), "is an adapter without adapter_model."),
         (lambda folder: (folder / "base.json").write_text("{}"), "base.json is damaged (Object missing required field"),
         (lambda folder: alter(folder, fingerprint=1), "is an adapter of other weights than"),
         (lambda folder: resized(folder), "has no adapter that fits its backbone"),
@@ -180,12 +177,8 @@ def test_a_sampler_that_lacks_part_of_the_adapter_stops_the_run(small_config, tm
     def stale(model):
         tensors = model.state_dict()
         for name, weight in merged(model):
-            yield (
-                name,
-                tensors.get(f"{name.removesuffix('.weight')}.base_layer.weight", weight)
-                if ".1.mlp" in name
-                else weight,
-            )
+            before = tensors.get(f"{name.removesuffix('.weight')}.base_layer.weight", weight)
+            yield name, before if ".1.mlp" in name else weight
 
     monkeypatch.setattr("exgrpo_cli.engines.policy.adamw.merged_weights", stale)
     with pytest.raises(RunError, match="log-probs differ from the trainer's"):

@@ -13,6 +13,7 @@ from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.base.types import TokenScores
 from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.training.run import train
 from exgrpo_cli.training.start import resumed_config
@@ -35,9 +36,8 @@ def said(*changes: dict, guards: Guards | None = None) -> dict[int, list[str]]:
 
 
 def test_a_healthy_run_is_left_alone():
-    assert (
-        said(*[{"policy/ratio_fresh_max": 9.0, "policy/ratio_replay": 1.3, "policy/ratio_replay_max": 140}] * 50) == {}
-    )
+    spread = {"policy/ratio_fresh_max": 9.0, "policy/ratio_replay": 1.3, "policy/ratio_replay_max": 140}
+    assert said(*[spread] * 50) == {}
 
 
 @pytest.mark.parametrize(
@@ -171,15 +171,25 @@ def test_a_gap_is_told_before_it_stops_a_run_which_goes_on_with_a_larger_bound(s
     assert len(metrics(run)) == 2
 
 
+def watched(config: Config, *gaps: float) -> list[int]:
+    """How much is told after each step of these gaps, at an entropy of 1."""
+    parts, state = SimpleNamespace(config=config), RunState()
+    found = [TokenScores(logprobs=np.zeros(3, np.float32), entropies=np.ones(3, np.float32))]
+    return [len(watch_gap(parts, state, {"policy/logprob_gap_mean": gap}, found)) for gap in gaps]
+
+
 def test_a_gap_is_told_again_once_it_has_grown_by_a_quarter() -> None:
     """7.2e-4 is told, 8e-4 is not (1.11 times), 9.5e-4 is (1.32 times)."""
-    parts, state = SimpleNamespace(config=build_config()), RunState()
-    found = [TokenScores(logprobs=np.zeros(3, np.float32), entropies=np.ones(3, np.float32))]
-    told = [
-        len(watch_gap(parts, state, {"policy/logprob_gap_mean": gap}, found))
-        for gap in (1e-4, 7.2e-4, 7.2e-4, 8e-4, 1e-4, 9.5e-4, 9.6e-4)
-    ]
-    assert told == [0, 1, 0, 0, 0, 1, 0]
+    assert watched(build_config(), 1e-4, 7.2e-4, 7.2e-4, 8e-4, 1e-4, 9.5e-4, 9.6e-4) == [0, 1, 0, 0, 0, 1, 0]
+
+
+@pytest.mark.parametrize("narrow", ["backbone.dtype", "optim.matmul_dtype"])
+def test_the_first_three_steps_of_a_run_in_bfloat16_bound_the_others(narrow: str) -> None:
+    """Gaps of 0.06 allow twice that, and those that come later no more."""
+    config, gaps = build_config(assignments=[f"{narrow}=bfloat16"]), (0.06,) * 3 + (0.11,) * 9
+    watched(config, *gaps)
+    with pytest.raises(RunError, match=r"by 0\.13 a token, bound 0\.12 in bfloat16"):
+        watched(config, *gaps, 0.13)
 
 
 def test_rollouts_whose_gap_nobody_measured_do_not_pass() -> None:
