@@ -36,6 +36,8 @@ ARMS = {
     "dynamic-sampling": ROUNDS,
     "dapo": ROUNDS | {("objective", "clip_high"): 0.28, ("objective", "aggregation"): "token-mean"},
     "dbb": ON_POLICY | {("objective", "baseline"): "history"},
+    "ngrpo": ON_POLICY
+    | {("objective", key): value for key, value in dict(baseline="virtual", clip_low=0.16, clip_high=0.24).items()},
     "random": {("replay", "metric"): "random"},
     **{
         f"{metric}-{direction}": {("replay", "metric"): metric, ("replay", "direction"): direction}

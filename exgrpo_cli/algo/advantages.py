@@ -7,6 +7,7 @@ confounds its comparison; here the clip is the study's.
 Axes: rollouts = all K members of one group, the replayed one included.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +35,16 @@ def normalised_advantages(rewards: Float[np.ndarray, " rollouts"]) -> Float64[np
     if len(centred) < 2:
         return centred
     return centred / (centred.std(ddof=1) + STD_EPSILON)
+
+
+def beside_a_success(
+    rewards: Float[np.ndarray, " rollouts"], form: Callable[[np.ndarray], np.ndarray]
+) -> Float64[np.ndarray, " rollouts"]:
+    """Advantages of a `form` with a virtual reward of 1 beside the group's (NGRPO, arXiv 2509.18851).
+
+    Below 0 where all rewards are 0, exact zeros where all are 1.
+    """
+    return form(np.append(rewards, 1.0))[:-1]
 
 
 class SuccessHistory(NamedTuple):

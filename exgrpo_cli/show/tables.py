@@ -188,7 +188,7 @@ def entropies(told: Numbers) -> Table:
 
 
 def lives(told: Numbers) -> Table | None:
-    """What became of solved and of lost questions at their next visit, by the steps between."""
+    """Outcomes of solved and of lost questions at their next visit, by the steps between."""
     of = told["lives"]
     repair = f"; those regained were so after {of['repair']:g} steps (median)" if of["repair"] is not None else ""
     caption = f"{of['lost_now']:,} of {of['solved']:,} questions once solved were lost at their last visit{repair}"

@@ -97,7 +97,8 @@ def advantage_of(group: Group, settings: ObjectiveSettings, state: RunState) -> 
         return partial(
             advantages.normalised_history_advantages if normalised else advantages.history_advantages, history=history
         )
-    return advantages.normalised_advantages if normalised else advantages.centred_advantages
+    form = advantages.normalised_advantages if normalised else advantages.centred_advantages
+    return partial(advantages.beside_a_success, form=form) if settings.baseline == "virtual" else form
 
 
 def with_joined(group: Group, experience: Experience) -> Group:

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.testing import assert_allclose, assert_array_equal
 
-from exgrpo_cli.algo.advantages import centred_advantages, normalised_advantages
+from exgrpo_cli.algo.advantages import beside_a_success, centred_advantages, normalised_advantages
 
 
 def test_centred_advantages_subtract_the_mean_of_the_whole_group() -> None:
@@ -15,6 +15,14 @@ def test_centred_advantages_subtract_the_mean_of_the_whole_group() -> None:
 def test_normalised_advantages_divide_by_the_sample_deviation() -> None:
     # Mean 1/4; squares 9/16 + 3 * 1/16 = 3/4; over K - 1 = 3: variance 1/4, deviation 1/2.
     assert_allclose(normalised_advantages(np.array([1.0, 0, 0, 0])), [1.5, -0.5, -0.5, -0.5], rtol=1e-5)
+
+
+def test_a_virtual_success_lowers_what_a_group_without_one_did() -> None:
+    """Of four zeros and a one: mean 1/5, squares 4/25 + 16/25 = 4/5, over 4: variance 1/5."""
+    for form, wrong in ((centred_advantages, -0.2), (normalised_advantages, -0.2 / np.sqrt(0.2))):
+        assert_allclose(beside_a_success(np.zeros(4), form), np.full(4, wrong), rtol=1e-5)
+        assert_array_equal(beside_a_success(np.ones(4), form), np.zeros(4))
+    assert_allclose(beside_a_success(np.array([1.0, 0, 0]), centred_advantages), [0.5, -0.5, -0.5])
 
 
 def test_equal_rewards_give_exact_zeros() -> None:

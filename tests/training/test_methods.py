@@ -37,7 +37,7 @@ EARLY = {
 METHODS = [name for name in preset_names("methods") if load_preset("methods", name)["about"].get("group") == "replay"]
 ENGINES = pytest.mark.engines
 """Other processes run for long: beside the quick tests, these run on every change too."""
-ON_POLICY = ("dynamic-sampling", "dapo", "dbb")
+ON_POLICY = ("dynamic-sampling", "dapo", "dbb", "ngrpo")
 """Those that replay nothing, and keep something else from step to step."""
 OFTEN = ("headroom-drift", "fresh-per", "trl-refill", "repo")
 

@@ -16,8 +16,9 @@ class ObjectiveSettings:
 
     advantage: Literal["mean", "normalised"] = "mean"
     """`mean`: r - mean(r) (Dr.GRPO); `normalised`: divided by the group's standard deviation as well (GRPO)."""
-    baseline: Literal["group", "history"] = "group"
-    """Baseline of the rewards: the group's mean, or the question's own discounted pass rate over its visits."""
+    baseline: Literal["group", "history", "virtual"] = "group"
+    """Baseline of the rewards: the group's mean, the question's own discounted pass rate over its visits, or the
+    group's mean with a `virtual` reward of 1, by which all-wrong groups train."""
     history_discount: float = setting(0.5, Bound(lambda d: 0 < d <= 1, "a number above 0, at most 1"))
     """d of the baseline `history`: what an older visit counts, beside the next one."""
     clip_low: float = setting(0.2, NON_NEGATIVE)

@@ -176,7 +176,7 @@ class LoraSettings:
     targets: str = setting("all-linear", needs=_FULL)
     """Layers that are adapted: all linear ones but the head, or their names, such as `q_proj,v_proj`."""
     dropout: float = setting(0.0, Bound(lambda share: share == 0, "0.0: dropout makes importance ratios random"), _FULL)
-    """Training refuses anything but 0: the ratios of a policy with dropout are random."""
+    """Dropout of the adapter's inputs."""
     learning_rate_factor: float = setting(10.0, POSITIVE, _FULL)
     """The adapter's learning rate as a multiple of `optim.learning_rate`, which is meant for all weights."""
     sync: Literal["merged", "adapter"] = setting("merged", needs=_FULL)
@@ -201,7 +201,7 @@ class RolloutSettings:
     temperature: float = setting(1.0, POSITIVE)
     """T: every log-prob and entropy of training is of softmax(logits / T)."""
     top_p: float = setting(1.0, Bound(lambda p: p == 1, "1.0: the ratios of a truncated policy are undefined"))
-    """Training refuses anything but 1: the log-probs of a truncated distribution are not those of the policy."""
+    """Share of the distribution that is sampled from."""
     max_response_tokens: int = setting(96, POSITIVE)
     """Response limit in tokens, EOS included."""
     require_eos: bool = True
