@@ -3,7 +3,9 @@
 import traceback
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import run
@@ -12,8 +14,10 @@ from exgrpo_cli.config.settings import SECTIONS, Config, to_toml
 from exgrpo_cli.machine import settle as settling
 from exgrpo_cli.machine.settle import Plan, first_replay_step, require_runnable, settle
 from exgrpo_cli.machine.survey import Gpu, Machine, usable_memory
-from exgrpo_cli.ranks import Ranks
+from exgrpo_cli.models.load import load_folder, locate
+from exgrpo_cli.ranks import ALONE, Ranks
 from exgrpo_cli.training import run as training
+from exgrpo_cli.training.setup import make_engines
 
 GIB = 2**30
 
@@ -250,6 +254,21 @@ def test_the_rows_that_hf_decodes_at_once_are_lowered_and_said():
     assert plan.max_rows == (80 * GIB - plan.memory.peaks["asleep"]) * 19 // 20 // row < 512
     assert plan.notes[-1].startswith(f"rollout.max_rows = {plan.max_rows} instead of 512: ")
     require_runnable(plan, 1024)
+
+
+@pytest.mark.parametrize(
+    ("engine", "asked", "given"),
+    [("hf", "max_rows=1000000", "_max_rows"), ("vllm", "gpu_memory_fraction=0.9", "gpu_memory_fraction")],
+)
+def test_an_engine_is_given_what_the_trainer_leaves(engine, asked, given, monkeypatch):
+    """On a card of 4 GiB, less than was asked for."""
+    monkeypatch.setattr("exgrpo_cli.engines.vllm.generator.VLLMGenerator", lambda settings, **canary: settings)
+    asks, cpu = ("run.device=cuda", f"rollout.engine={engine}", f"rollout.{asked}"), torch.device("cpu")
+    plan = plan_of(machine(4, memory=64), *asks)
+    backbone = load_folder(locate(plan.config.backbone, plan.config.tiny), cpu)
+    made = make_engines(plan, backbone, {"q": np.arange(3, dtype=np.int32)}, cpu, ALONE)[1]
+    left = {"hf": plan.max_rows, "vllm": plan.gpu_share}[engine]
+    assert getattr(made, given) == left < float(asked.partition("=")[2])
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,14 @@ def test_every_rollout_is_trained_once_with_the_log_probs_of_whoever_sampled_eac
             models[generator.weight_version] = copy.deepcopy(generator._parts.model).double()
             asked.update(seed for request in requests if not request.drawn for seed in request.seeds)
             tokens.append(sum(len(rollout.token_ids) for group in groups for rollout in group))
+            in_line = [*dict.fromkeys(request.question_id for request in requests)]
+            assert in_line[: len(unfinished)] == unfinished, "what has begun comes first"
+            rows = (rollout for group in groups for rollout in group if rollout.is_unfinished)
+            unfinished[:] = dict.fromkeys(rollout.question_id for rollout in rows)
         return groups
 
     tokens: list[int] = []
+    unfinished: list[str] = []
     visits: list[Any] = []
     record = Store.record_visits
     monkeypatch.setattr(HFGenerator, "generate", sampled)

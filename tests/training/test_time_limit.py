@@ -80,10 +80,13 @@ def test_a_run_near_its_limit_saves_stops_and_goes_on(by, small_config, tmp_path
 
 
 def test_a_checkpoint_is_due_by_time_too(small_config, tmp_path):
+    """And a limit hears what step and checkpoint took."""
     settings = ("data.heldout=none", "run.steps=3", "run.save_every=100", "run.keep_checkpoints=0")
     for minutes, saved in ((1e-9, [1, 2, 3]), (0.0, [3]), (1e5, [3])):
         config = small_config(*settings, f"run.save_minutes={minutes}")
-        train(config, tmp_path / f"{minutes}", reporter=SilentReporter())
+        limit = TimeLimit(seconds=1e9)
+        train(config, tmp_path / f"{minutes}", reporter=SilentReporter(), time_limit=limit)
+        assert min(limit._longest_step, limit._longest_save) > 0
         assert complete_steps(tmp_path / f"{minutes}" / "checkpoints") == saved
 
 
