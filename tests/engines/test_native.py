@@ -246,3 +246,8 @@ print("all read and written within bounds")
         env=environment | {"EXGRPO_CACHE": str(tmp_path)},
     )  # fmt: skip
     assert done.stdout.splitlines()[-1:] == ["all read and written within bounds"], done.stderr[-2000:]
+
+
+def test_decoding_multiplies_the_weights_as_the_trainer_rounds_them() -> None:
+    linear = native.RoundedLinear(8, 4)
+    assert torch.equal(native._factor(linear), linear.weight.bfloat16().float())

@@ -161,13 +161,13 @@ class NativeModel:
             qkv = [getattr(attention, f"{name}_proj") for name in "qkv"]
             found = {
                 "attention_norm": layer.input_layernorm.weight,
-                "qkv": packed([each.weight for each in qkv]),
+                "qkv": packed([_factor(each) for each in qkv]),
                 "query_norm": attention.q_norm.weight if hasattr(attention, "q_norm") else None,
                 "key_norm": attention.k_norm.weight if hasattr(attention, "k_norm") else None,
-                "output": packed([attention.o_proj.weight]),
+                "output": packed([_factor(attention.o_proj)]),
                 "ffn_norm": layer.post_attention_layernorm.weight,
-                "gate_up": packed([mlp.gate_proj.weight, mlp.up_proj.weight], PANEL // 2),
-                "down": packed([mlp.down_proj.weight]),
+                "gate_up": packed([_factor(mlp.gate_proj), _factor(mlp.up_proj)], PANEL // 2),
+                "down": packed([_factor(mlp.down_proj)]),
             }
             if qkv[0].bias is not None:
                 bias = torch.cat([each.bias for each in qkv])
@@ -192,6 +192,11 @@ class NativeModel:
         tensor = tensor.detach().contiguous()
         self._kept.append(tensor)
         return tensor.data_ptr()
+
+
+def _factor(linear: nn.Linear) -> Tensor:
+    """Weights as the trainer multiplies them: rounded where its matmuls round them."""
+    return linear.weight.bfloat16().float() if isinstance(linear, RoundedLinear) else linear.weight
 
 
 def packed(weights: Sequence[Tensor], lanes: int = PANEL) -> Float[Tensor, "panels ins 32"]:
