@@ -212,6 +212,7 @@ def script(study: Study, settings: SlurmSettings) -> str:
     executor.parameters["map_count"] = len(study.unfinished)
     try:
         return str(executor._make_submission_file_text(executor._submitit_command_str, "dry-run"))
+    # Neither is a public name: the first where one is gone, the second where a launcher of submitit's has no such text.
     except (AttributeError, NotImplementedError):
         given = "".join(f"# {name} = {value!r}\n" for name, value in executor.parameters.items())
         return f"# This submitit does not show its script, which is made of:\n{given}"
