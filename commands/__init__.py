@@ -16,15 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
-from exgrpo_cli.base.errors import (
-    EXIT_INTERRUPTED,
-    EXIT_REFUSED,
-    EXIT_STOPPED,
-    ExgrpoError,
-    alike,
-    is_exhaustion,
-    shown,
-)
+from exgrpo_cli.base import errors
 from exgrpo_cli.base.output import PrintableRecord, data_alone, interrupts_kept, loading_note, tell_warnings
 from exgrpo_cli.commands.ablate import ablate
 from exgrpo_cli.commands.cli import talk, template
@@ -111,39 +103,39 @@ def run(arguments: list[str], commands: typer.Typer = app) -> int:
         end = "" if message.endswith("?") else "."
         talk(f"exgrpo: {message}{end} See `{_help_line(arguments)}`.")
         return error.exit_code
-    except ExgrpoError as error:
+    except errors.ExgrpoError as error:
         return _report(arguments, error, f"exgrpo: {_one_line(str(error))}", error.exit_code)
     except KeyboardInterrupt as error:
-        return _report(arguments, error, "exgrpo: interrupted.", EXIT_INTERRUPTED)
+        return _report(arguments, error, "exgrpo: interrupted.", errors.EXIT_INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output left, as `| head` does. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_STOPPED
+        return errors.EXIT_STOPPED
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            line = f"exgrpo: {shown(str(error.filename))} is longer than a name may be: choose a shorter one."
-            return _report(arguments, error, line, EXIT_REFUSED)
+            line = f"exgrpo: {errors.shown(str(error.filename))} is longer than a name may be: choose a shorter one."
+            return _report(arguments, error, line, errors.EXIT_REFUSED)
         where = f"{error.filename}: " if error.filename else ""
-        return _report(arguments, error, f"exgrpo: {where}{error.strerror or error}.", EXIT_STOPPED)
+        return _report(arguments, error, f"exgrpo: {where}{error.strerror or error}.", errors.EXIT_STOPPED)
     except BaseException as error:
-        if is_exhaustion(error):
+        if errors.is_exhaustion(error):
             line = (
                 f"exgrpo: the system gave no more memory or threads ({_one_line(str(error)) or type(error).__name__}): "
                 "free some, raise a limit (ulimit -v, -u), or use less. What was saved is whole."
             )
-            return _report(arguments, error, line, EXIT_STOPPED)
+            return _report(arguments, error, line, errors.EXIT_STOPPED)
         if "(os error " in str(error):
             # So safetensors and tokenizers name what the system refused them, the room on a disk above all.
             line = f"exgrpo: {_one_line(str(error))}: make room, or choose another place. What was saved is whole."
-            return _report(arguments, error, line, EXIT_STOPPED)
+            return _report(arguments, error, line, errors.EXIT_STOPPED)
         if not isinstance(error, Exception):
             raise
         # The one handler of what nobody foresaw: a line, not a traceback.
         line = (
             f"exgrpo: unexpected {type(error).__name__}: {_one_line(str(error))} Run again with --debug to see where."
         )
-        return _report(arguments, error, line, EXIT_STOPPED)
-    if code == EXIT_INTERRUPTED:
+        return _report(arguments, error, line, errors.EXIT_STOPPED)
+    if code == errors.EXIT_INTERRUPTED:
         # Typer turns a Ctrl-C inside a command into this code.
         talk("exgrpo: interrupted.")
     return code if isinstance(code, int) else 0
@@ -175,11 +167,11 @@ def _unknown_option(error: TyperException) -> str:
     if not isinstance(name, str) or context is None:
         return ""
     offered = {each for parameter in context.command.params for each in parameter.opts}
-    found = [f"--{each}" for each in alike(name.lstrip("-"), (each.lstrip("-") for each in offered))]
+    found = [f"--{each}" for each in errors.alike(name.lstrip("-"), (each.lstrip("-") for each in offered))]
     if not found and "--set" in offered:
         from exgrpo_cli.config.settings import Config, flat
 
-        found = [f"--set {key}=..." for key in alike(name.lstrip("-"), flat(Config()))]
+        found = [f"--set {key}=..." for key in errors.alike(name.lstrip("-"), flat(Config()))]
     return f"No such option: {name}. Did you mean {' or '.join(found)}?" if found else ""
 
 
@@ -188,7 +180,7 @@ def _with_value(error: TyperException) -> str:
     message = error.format_message().replace("Value error, ", "")
     message = re.sub(r"Got unexpected extra argument\S* ", "Too many arguments: ", message)
     found: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
-    value = shown(found[0]["input"]) if found else ""
+    value = errors.shown(found[0]["input"]) if found else ""
     return message if value in message else re.sub(": (?:Input )?", lambda _: f": {value} ", message, count=1)
 
 

@@ -18,12 +18,7 @@ GIB = 2**30
 
 
 @with_options
-def doctor(
-    smoke: bool = False,
-    backbone: str | None = None,
-    json: bool = False,
-    debug: bool = False,
-) -> None:
+def doctor(smoke: bool = False, backbone: str | None = None, json: bool = False, debug: bool = False) -> None:
     """Say what this machine can run: packages, devices, engines, memory against each backbone.
 
     Ends with 1 when the default `exgrpo train` would not work, or --smoke finds a problem.

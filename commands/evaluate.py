@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 @cli.with_options
 def evaluate(
-    request: EvaluationRequest,
-    speech: cli.Speech,
-    rescore: bool = False,
-    dry_run: bool = False,
-    compare: bool = False,
+    request: EvaluationRequest, speech: cli.Speech, rescore: bool = False, dry_run: bool = False, compare: bool = False
 ) -> None:
     """Score a model on benchmarks with intervals, resuming what was interrupted.
 

@@ -13,12 +13,7 @@ _FILES = {"study": "study.toml", "method": "method.toml", "grader": "grader.py"}
 
 
 @with_options
-def new(
-    kind: Literal["study", "method", "grader"],
-    name: str,
-    quiet: bool = False,
-    debug: bool = False,
-) -> None:
+def new(kind: Literal["study", "method", "grader"], name: str, quiet: bool = False, debug: bool = False) -> None:
     """Write a commented file that works as it is, to begin a study, a method or a grader with.
 
     \b

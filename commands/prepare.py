@@ -1,5 +1,6 @@
 """`exgrpo prepare`: any question set in, one audited question file out."""
 
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,7 @@ from exgrpo_cli.config.requests import PrepareRequest
 
 
 @cli.with_options
-def prepare(
-    request: PrepareRequest,
-    speech: cli.Speech,
-    experience: Path | None = None,
-    dry_run: bool = False,
-) -> None:
+def prepare(request: PrepareRequest, speech: cli.Speech, experience: Path | None = None, dry_run: bool = False) -> None:
     """Turn any question set into one audited question file, by default data/<source>.parquet.
 
     Exact duplicates are folded; gold answers that do not verify against themselves, prompts over the token limit and
@@ -77,11 +73,8 @@ def _prepare_pool(experience: Path, request: PrepareRequest, speech: cli.Speech,
             f"# output {output}\n\n{to_toml(config)}"
         )
         return
-    reporter = make_reporter(quiet=speech.quiet)
-    try:
+    with closing(make_reporter(quiet=speech.quiet)) as reporter:
         report = prepare_pool(experience, output, config, reporter)
-    finally:
-        reporter.close()
     if speech.json or not speech.quiet:
         _print_plan(asdict(report), speech.json)
 

@@ -18,11 +18,7 @@ DEFAULT_GROUP = "exgrpo"
 
 
 @with_options
-def presets(
-    name: str | None = None,
-    json: bool = False,
-    debug: bool = False,
-) -> None:
+def presets(name: str | None = None, json: bool = False, debug: bool = False) -> None:
     """List the presets, or show one resolved as TOML.
 
     A backbone, a method or a regime is shown with every setting that a run of it uses, as `--config` takes it.

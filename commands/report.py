@@ -7,12 +7,7 @@ from exgrpo_cli.commands.cli import print_json, talk, with_options, write_data
 
 
 @with_options
-def report(
-    folder: Path,
-    output: Path | None = None,
-    json: bool = False,
-    debug: bool = False,
-) -> None:
+def report(folder: Path, output: Path | None = None, json: bool = False, debug: bool = False) -> None:
     """Write one self-contained page about a run or a study: results, figures, responses, settings, versions.
 
     Needs neither a GPU nor a model nor the network; a running or broken run gets the page that its files allow.

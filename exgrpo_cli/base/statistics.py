@@ -185,11 +185,7 @@ def smallest_detectable_difference(correct: Counts, samples: int) -> float:
 
 
 def compare_paired(
-    first: Rates,
-    second: Rates,
-    rng: np.random.Generator,
-    *,
-    resamples: int = RESAMPLES,
+    first: Rates, second: Rates, rng: np.random.Generator, *, resamples: int = RESAMPLES
 ) -> PairedDifference:
     """Difference of two models on the same questions: bootstrap interval, sign-flip permutation p-value.
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from typing import Any, Literal, NamedTuple
 
+from exgrpo_cli.base.data import tables
 from exgrpo_cli.base.errors import InputError, alike, first_line, nearest, shown
 from exgrpo_cli.config.names import is_function, label_of, origin
 from exgrpo_cli.config.sections import FINITE, check
@@ -96,106 +97,48 @@ class Config:
     def __post_init__(self) -> None:
         for name in SECTIONS:
             check(name, getattr(self, name))
-        for holds, first, second, advice in contradictions(self):
-            if holds:
-                values = flat(self)
-                raise InputError(f"{first} = {values[first]!r} contradicts {second} = {values[second]!r}: {advice}.")
+        for first, second, advice in contradictions(self):
+            values = flat(self)
+            raise InputError(f"{first} = {values[first]!r} contradicts {second} = {values[second]!r}: {advice}.")
 
 
-def contradictions(config: Config) -> Iterator[tuple[bool, str, str, str]]:
-    """Whether settings contradict each other, their names, the reason and what to use instead.
+def contradictions(config: Config) -> Iterator[tuple[str, str, str]]:
+    """Settings that contradict each other: the names of two, the reason and what to use instead.
 
     What a key needs of others of its section is said by its field (`sections.Needs`), and which keys there are by the
     place's type. Left are numbers that bound each other, and pairs of two sections, each of which is whole without the
-    other: no type holds both.
+    other: no type holds both. What is said of each stands in contradictions.toml.
     """
     replay, rollout, objective = config.replay, config.rollout, config.objective
     rounding = ROUNDING_GAPS.get(config.backbone.dtype, 0.0)
-    K = rollout.group_size
-    # A count of one key bounds that of another. What is stored and when a question retires acts without replay too.
-    yield (
-        replay.retirement and replay.upper_bound >= replay.retires_at(K),
-        *("replay.upper_bound", "replay.retire_at" if replay.retire_at else "replay.retirement"),
-        "a question retires before it stores so much; use one below K (or retire_at), or replay.retirement = false",
-    )
-    yield (
-        replay.lower_bound >= replay.upper(K),
-        *("replay.lower_bound", "replay.upper_bound"),
-        "a visit stores when lower_bound < k <= upper_bound; lower the one or raise the other (-1 is K - 1)",
-    )
-    yield (
-        config.optim.minibatches > rollout.questions_per_step,
-        *("optim.minibatches", "rollout.questions_per_step"),
-        "a mini-batch holds at least one whole group; use at most as many mini-batches as questions",
-    )
-    # The precision of a backbone is known before an engine is.
-    yield (
-        0 < rollout.max_logprob_gap < rounding,
-        *("rollout.max_logprob_gap", "backbone.dtype"),
-        f"rounding alone makes {rounding:g} a token; allow more, or leave it at 0",
-    )
-    yield (
-        config.lora.rank > 0 and config.optim.engine == "deepspeed" and config.optim.zero_stage == 3,
-        *("lora.rank", "optim.zero_stage"),
-        "an adapter is merged where its weights are whole; use zero_stage 1 or 2, or train all weights",
-    )
-    by_adapter = config.lora.sync == "adapter"
-    yield (
-        by_adapter and rollout.engine == "hf",
-        *("lora.sync", "rollout.engine"),
-        "hf samples with merged weights, which it has here already; use sync = 'merged', or engine = 'vllm'",
-    )
-    yield (
-        by_adapter and config.lora.rank > runs.VLLM_RANKS[-1],
-        *("lora.rank", "lora.sync"),
-        f"vLLM takes adapters up to rank {runs.VLLM_RANKS[-1]}; use sync = 'merged', or a lower rank",
-    )
-    if not replay.enabled:
-        return
-    yield (
-        isinstance(replay, Replace) and replay.per_question >= K,
-        *("replay.per_question", "rollout.group_size"),
-        "a replaced question needs at least one fresh rollout; use fewer than K, or composition = 'join'",
-    )
-    yield (
-        isinstance(replay, Join) and 0 < replay.max_per_question < replay.min_stored,
-        *("replay.min_stored", "replay.max_per_question"),
-        "no question ever holds so many rows; use a min_stored of at most max_per_question",
-    )
+    K, rank, by_adapter = rollout.group_size, config.lora.rank, config.lora.sync == "adapter"
     labels = [*map(label_of, {*config.grading.rewards, config.grading.grader})]
-    yield (
-        len(set(labels)) < len(labels),
-        *("grading.rewards", "grading.grader"),
-        "two graders would be one part of the reward; call one of the functions otherwise",
-    )
-    yield (
-        bool(config.grading.rewards) and objective.baseline == "history",
-        *("grading.rewards", "objective.baseline"),
-        "a history counts shares of successes, and a weighted sum is none; use baseline = 'group'",
-    )
-    yield (
-        rollout.carry_over > 0 and objective.importance == "old",
-        *("rollout.carry_over", "objective.importance"),
-        "a row that waits would divide by pi_old of an earlier step; use importance = 'behaviour', or carry_over = 0",
-    )
-    # What rewards are compared with is the objective's, whether anything is replayed is not.
-    yield (
-        objective.baseline == "history",
-        *("objective.baseline", "replay.enabled"),
-        "a replayed success is no visit of the current policy; set replay.enabled = false, or use baseline = 'group'",
-    )
-    # Rounds of fresh questions serve every other place.
-    yield (
-        isinstance(replay, Refill) and rollout.max_rounds > 1,
-        *("replay.composition", "rollout.max_rounds"),
-        "both fill the places of groups that are not mixed; leave rollout.max_rounds at 1, or use another composition",
-    )
-    # The loss of a replayed token is the objective's, so that one study can hold it equal over all places.
-    yield (
-        objective.replay_surrogate == "likelihood" and replay.replays_failures,
-        *("objective.replay_surrogate", "replay.store"),
-        "failures would be imitated; use store = 'successes' and rows, not groups, or another surrogate",
-    )
+    # What is stored and when a question retires acts without replay too.
+    outgrown = replay.retirement and replay.upper_bound >= replay.retires_at(K)
+    holds = {
+        "retires at": outgrown and bool(replay.retire_at),
+        "retires": outgrown and not replay.retire_at,
+        "stores nothing": replay.lower_bound >= replay.upper(K),
+        "too few groups": config.optim.minibatches > rollout.questions_per_step,
+        "rounding": 0 < rollout.max_logprob_gap < rounding,
+        "sharded adapter": rank > 0 and config.optim.engine == "deepspeed" and config.optim.zero_stage == 3,
+        "own weights": by_adapter and rollout.engine == "hf",
+        "rank": by_adapter and rank > runs.VLLM_RANKS[-1],
+    }
+    if replay.enabled:
+        holds |= {
+            "nothing fresh": isinstance(replay, Replace) and replay.per_question >= K,
+            "never enough": isinstance(replay, Join) and 0 < replay.max_per_question < replay.min_stored,
+            "one label": len(set(labels)) < len(labels),
+            "no successes": bool(config.grading.rewards) and objective.baseline == "history",
+            "waiting rows": rollout.carry_over > 0 and objective.importance == "old",
+            "no visit": objective.baseline == "history",
+            "two fillers": isinstance(replay, Refill) and rollout.max_rounds > 1,
+            "imitated": objective.replay_surrogate == "likelihood" and replay.replays_failures,
+        }
+    for name in filter(holds.get, holds):
+        first, second, advice = tables(__file__, "contradictions.toml")[name]
+        yield first, second, advice.format(rounding=rounding, most=runs.VLLM_RANKS[-1])
 
 
 def resolve(layers: Tables) -> Config:

@@ -29,17 +29,8 @@ from exgrpo_cli.ledger.lives import VISITED, question_lives
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
 from exgrpo_cli.ledger.schemas import Event
 from exgrpo_cli.questions.question_file import read_questions
+from exgrpo_cli.runs import result as results
 from exgrpo_cli.runs.folder import PHASES, TRAINED, at_temperature, read_metrics
-from exgrpo_cli.runs.result import (
-    CurvePoint,
-    Memorising,
-    PassRates,
-    RunResult,
-    Totals,
-    TrainingSample,
-    ValidTraces,
-    config_hash,
-)
 from exgrpo_cli.runs.validations import Validation, read_validations
 from exgrpo_cli.show.record import LEDGER_FOLDER, QUESTIONS_FILE, keeps_experience, read_run, response_texts
 
@@ -119,7 +110,7 @@ def _moment(validation: Validation) -> str:
     return f"after step {validation.step}" if validation.step else "before training"
 
 
-def measure(run: Path, config: Config, summary: dict[str, Any], visits: Mapping[str, int]) -> RunResult:
+def measure(run: Path, config: Config, summary: dict[str, Any], visits: Mapping[str, int]) -> results.RunResult:
     """The result of a finished run; `summary` is its `summary.json`, `visits` are those of each question."""
     heldout, training = read_validations(run), read_validations(run, TRAINED)
     replays, successes, lives = ledger_counts(run)
@@ -127,8 +118,8 @@ def measure(run: Path, config: Config, summary: dict[str, Any], visits: Mapping[
     begun, code = read_json(run / "environment.json"), code_version()
     none = np.array([], dtype=np.int64)
     seconds, graders = summary["wall_seconds"], (summary["heldout"]["after"] or {}).get("second_graders", {})
-    return RunResult(
-        config_hash=config_hash(config),
+    return results.RunResult(
+        config_hash=results.config_hash(config),
         method=config.run.method,
         regime=config.run.regime,
         seed=config.run.seed,
@@ -138,7 +129,7 @@ def measure(run: Path, config: Config, summary: dict[str, Any], visits: Mapping[
         before=heldout[0].correct if heldout else none,
         after=heldout[-1].correct if heldout else none,
         curve=tuple(
-            CurvePoint(step=each.step, generated=each.generated, trained=each.trained, pass_at_1=each.pass_at_1)
+            results.CurvePoint(step=each.step, generated=each.generated, trained=each.trained, pass_at_1=each.pass_at_1)
             for each in heldout
         ),
         area=area(heldout),
@@ -146,7 +137,7 @@ def measure(run: Path, config: Config, summary: dict[str, Any], visits: Mapping[
         collapsed=collapsed(heldout),
         memorising=memorising(run, visits, replays, training, heldout) if len(heldout) > 1 else None,
         valid_traces=valid_traces(run),
-        totals=Totals(
+        totals=results.Totals(
             steps=summary["steps"],
             updates=summary["updates"]["applied"],
             generated=summary["tokens"]["generated"],
@@ -178,10 +169,10 @@ def measure(run: Path, config: Config, summary: dict[str, Any], visits: Mapping[
     )
 
 
-def training_sample(config: Config, counts: Mapping[str, Counts], training: Validations) -> TrainingSample:
+def training_sample(config: Config, counts: Mapping[str, Counts], training: Validations) -> results.TrainingSample:
     """Training questions that were asked before and after training, with some `counts` by their names."""
     seed, ids = config.run.seed, training[0].ids
-    return TrainingSample(
+    return results.TrainingSample(
         ids=" ".join(ids),
         samples=training[0].samples,
         before=training[0].correct,
@@ -193,7 +184,7 @@ def training_sample(config: Config, counts: Mapping[str, Counts], training: Vali
 
 def memorising(
     run: Path, visited: Collection[str], replays: Counts, training: Validations, heldout: Validations
-) -> Memorising:
+) -> results.Memorising:
     """Compare a run's questions: `training` are its validations on training questions, `visited` those rolled out,
     `replays` count those of each question."""
     replayed = replays.keys()
@@ -205,7 +196,7 @@ def memorising(
         for name in ("train.parquet", "heldout.parquet")
     )
     wanted = Counter(levels.get(each) for each in (replayed & set(ids)) or replayed)
-    return Memorising(
+    return results.Memorising(
         trained_questions=len(visited),
         replayed_questions=len(replayed),
         replayed=pass_rates(training, was_replayed),
@@ -237,14 +228,14 @@ def ledger_counts(run: Path) -> tuple[Counter[str], Counter[str], dict[str, Any]
 
 def pass_rates(
     validations: Sequence[Validation], weights: Float64[np.ndarray, " questions"] | Bool[np.ndarray, " questions"]
-) -> PassRates:
+) -> results.PassRates:
     """pass@1 at the first and at the last validation, with a weight for each question, or of some of them."""
     if not weights.any():
-        return PassRates(questions=0, before=None, after=None)
+        return results.PassRates(questions=0, before=None, after=None)
     before, after = (
         float(np.average(each.correct / each.samples, weights=weights)) for each in (validations[0], validations[-1])
     )
-    return PassRates(questions=int((weights > 0).sum()), before=before, after=after)
+    return results.PassRates(questions=int((weights > 0).sum()), before=before, after=after)
 
 
 def same_level_weights(
@@ -256,7 +247,7 @@ def same_level_weights(
     return weights if weights.any() else np.ones(len(levels))
 
 
-def valid_traces(run: Path) -> ValidTraces | None:
+def valid_traces(run: Path) -> results.ValidTraces | None:
     """Valid shares of what a run stored; None where the task cannot tell or the run stores nothing correct."""
     questions = {question.id: question for question in read_questions(run / QUESTIONS_FILE).questions}
     # Of one task either every question can be checked or none.
@@ -274,7 +265,7 @@ def valid_traces(run: Path) -> ValidTraces | None:
     pairs = zip(names, ids, strict=True)
     valid = np.array([bool(valid_trace(questions[name], texts[each])) for name, each in pairs], dtype=bool)
     order, third = np.argsort(entropy, kind="stable"), max(1, len(rows) // 3)
-    return ValidTraces(
+    return results.ValidTraces(
         trajectories=len(rows),
         valid=float(valid.mean()),
         auc=auc(entropy, valid, np.zeros(len(rows), dtype=np.int64)),

@@ -14,16 +14,8 @@ import numpy as np
 
 from exgrpo_cli.base.statistics import holm, t_interval
 from exgrpo_cli.runs.result import RunResult, Totals
+from exgrpo_cli.studies import endpoints
 from exgrpo_cli.studies.claims import claim_outcomes
-from exgrpo_cli.studies.endpoints import (
-    AT_EQUAL,
-    FEW_SEEDS,
-    at_equal,
-    effect_by_seed,
-    paired_effect,
-    told_endpoints,
-    values_of,
-)
 from exgrpo_cli.studies.study import Arm, Results, Study
 
 UNLIKE = 1.2
@@ -46,16 +38,16 @@ def compare_runs(study: Study) -> Numbers:
     compared = {arm: compare_arm(results[arm.name], control_of(arm, results)) for arm in scored}
     adjust(compared)
     arms = {}
-    for arm, endpoints in compared.items():
+    for arm, told in compared.items():
         mine = results[arm.name].values()
         spent = {name: float(np.mean([getattr(each.totals, name) for each in mine])) for name in Totals.__slots__}
-        coverage = [name for name in endpoints if name.startswith("pass@")]
+        coverage = [name for name in told if name.startswith("pass@")]
         arms[arm.name] = {
-            **endpoints.pop(MAIN),
+            **told.pop(MAIN),
             "baseline": arm.baseline,
             "before": float(np.mean([each.before.mean() / each.samples for each in mine])),
-            "pass_at_k": {name.removeprefix("pass@"): endpoints.pop(name) for name in coverage},
-            "endpoints": endpoints,
+            "pass_at_k": {name.removeprefix("pass@"): told.pop(name) for name in coverage},
+            "endpoints": told,
             "wall_seconds": spent["seconds"],
             "tokens": {name: spent[name] for name in ("generated", "trained", "scored")},
             "steps": spent["steps"],
@@ -84,13 +76,13 @@ def compare_arm(mine: Results, other: Results) -> dict[str, Numbers]:
     """
     control = {} if is_same(mine, other) else other
     found = {
-        name: (values_of(endpoint, mine), endpoint.bounds, paired_effect(endpoint, mine, control))
-        for name, endpoint in told_endpoints(mine).items()
+        name: (endpoints.values_of(endpoint, mine), endpoint.bounds, endpoints.paired_effect(endpoint, mine, control))
+        for name, endpoint in endpoints.told_endpoints(mine).items()
     }
-    for name in AT_EQUAL:
+    for name in endpoints.AT_EQUAL:
         tokens = name.removeprefix("at_equal_")
-        values, bounds = at_equal(mine, control, tokens), (0.0, 1.0)
-        found[name] = values, bounds, effect_by_seed(values, at_equal(control, mine, tokens), bounds)
+        values, theirs = (endpoints.at_equal(*each, tokens) for each in ((mine, control), (control, mine)))
+        found[name] = values, (0.0, 1.0), endpoints.effect_by_seed(values, theirs, (0.0, 1.0))
     return {
         name: {
             **asdict(t_interval(list(values.values()), bounds=bounds)),
@@ -118,8 +110,8 @@ def is_same(mine: Results, other: Results) -> bool:
 def adjust(compared: Mapping[Arm, Mapping[str, Numbers]]) -> None:
     """Set the arms' Holm p-values, endpoint by endpoint, over those that share a baseline."""
     families: dict[tuple[str, str], list[Numbers]] = defaultdict(list)
-    for arm, endpoints in compared.items():
-        for name, found in endpoints.items():
+    for arm, told in compared.items():
+        for name, found in told.items():
             if found["p_value"] is not None:
                 families[arm.baseline, name].append(found)
     for family in families.values():
@@ -130,10 +122,10 @@ def adjust(compared: Mapping[Arm, Mapping[str, Numbers]]) -> None:
 def remarks(arms: Sequence[Arm], results: Mapping[str, Results]) -> list[str]:
     """Warnings that a reader of the intervals must know: few seeds, nothing to compare, unlike starts."""
     found = []
-    if few := [arm.name for arm in arms if len(results[arm.name]) < FEW_SEEDS]:
+    if few := [arm.name for arm in arms if len(results[arm.name]) < endpoints.FEW_SEEDS]:
         found.append(
-            f"fewer than {FEW_SEEDS} seeds in {', '.join(few)}: these intervals say next to nothing; add seeds "
-            "(--seeds) before reading a difference."
+            f"fewer than {endpoints.FEW_SEEDS} seeds in {', '.join(few)}: these intervals say next to nothing; add "
+            "seeds (--seeds) before reading a difference."
         )
     pairs = [(arm, results[arm.name], control_of(arm, results)) for arm in arms]
     found += [

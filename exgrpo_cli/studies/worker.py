@@ -40,12 +40,7 @@ FIRST_PORT, NUM_PORTS = 20_000, 20_000
 
 
 def main(
-    settings: Path,
-    folder: Path,
-    is_alone: Callable[[], bool],
-    *,
-    hosts: Hosts | None = None,
-    resume: bool = False,
+    settings: Path, folder: Path, is_alone: Callable[[], bool], *, hosts: Hosts | None = None, resume: bool = False
 ) -> int:
     """Train, or go on training, and return the exit code; the error is the log's last line.
 

@@ -229,9 +229,4 @@ def _reduced(value: int, modulus: int | None) -> int:
     return value if modulus is None else value % modulus
 
 
-_MALFORMED = (
-    "{thinking}\n{box}",
-    "{thinking}\n{end}\n{answer}",
-    "{thinking}\n{end}\n",
-    "{thinking}\n",
-)
+_MALFORMED = ("{thinking}\n{box}", "{thinking}\n{end}\n{answer}", "{thinking}\n{end}\n", "{thinking}\n")
