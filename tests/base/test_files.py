@@ -12,20 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from exgrpo_cli.base import files
 from exgrpo_cli.base.errors import InputError, RunError
-from exgrpo_cli.base.files import (
-    _host,
-    append_json_lines,
-    drop_torn_line,
-    last_json_line,
-    read_json,
-    read_json_lines,
-    remove_partials,
-    whole_folder,
-    write_json,
-    write_text,
-    write_whole,
-)
 from exgrpo_cli.commands import run
 
 
@@ -48,26 +36,26 @@ def names(folder: Path) -> list[str]:
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     path, lines = tmp_path / "summary.json", tmp_path / "lines"
-    write_text(path, "old")
-    append_json_lines(lines, [{"step": 1}])
+    files.write_text(path, "old")
+    files.append_json_lines(lines, [{"step": 1}])
     refused = pytest.raises(RunError, match=r"cannot be written: File too large\. What was there before is unchanged")
     with full_disk(), refused:
-        write_text(path, "x" * 100_000)
+        files.write_text(path, "x" * 100_000)
     with full_disk(), refused:
-        append_json_lines(lines, [{"text": "x" * 100_000}])
+        files.append_json_lines(lines, [{"text": "x" * 100_000}])
     with pytest.raises(ZeroDivisionError):
-        write_whole(path, lambda file: 1 / 0)
+        files.write_whole(path, lambda file: 1 / 0)
     assert path.read_text() == "old" and names(tmp_path) == ["lines", "summary.json"]
-    assert list(read_json_lines(lines)) == [{"step": 1}]
+    assert list(files.read_json_lines(lines)) == [{"step": 1}]
 
 
 def test_json_refuses_nan(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
-        write_json(tmp_path / "file", {"value": float("nan")})
+        files.write_json(tmp_path / "file", {"value": float("nan")})
     with pytest.raises(ValueError, match="JSON"):
-        append_json_lines(tmp_path / "lines", [{"value": 1}, {"value": float("inf")}])
+        files.append_json_lines(tmp_path / "lines", [{"value": 1}, {"value": float("inf")}])
     assert names(tmp_path) == []
-    write_json(tmp_path / "file", {"value": 1.5, "text": "ü"})
+    files.write_json(tmp_path / "file", {"value": 1.5, "text": "ü"})
     assert json.loads((tmp_path / "file").read_text(encoding="utf-8")) == {"value": 1.5, "text": "ü"}
 
 
@@ -94,17 +82,17 @@ else:
 def test_a_killed_writer_leaves_what_was_there(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "thing"
     if kind == "file":
-        write_text(path, "old")
+        files.write_text(path, "old")
     else:
-        with whole_folder(path) as partial:
+        with files.whole_folder(path) as partial:
             (partial / "one").write_text("old")
     writer = subprocess.Popen([sys.executable, "-c", WRITE, str(path), kind], stdout=subprocess.PIPE)
     assert writer.stdout is not None and writer.stdout.readline() == b"writing\n"
     writer.send_signal(signal.SIGKILL)
     writer.communicate()
     assert (path if kind == "file" else path / "one").read_text() == "old"
-    assert names(tmp_path) == [f".thing.partial-{_host()}-{writer.pid}", "thing"]
-    remove_partials(tmp_path)
+    assert names(tmp_path) == [f".thing.partial-{files._host()}-{writer.pid}", "thing"]
+    files.remove_partials(tmp_path)
     assert names(tmp_path) == ["thing"]
 
 
@@ -113,13 +101,13 @@ def test_the_next_writer_of_a_name_removes_what_a_killed_one_left(tmp_path: Path
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     stays = [
-        f".page.html.partial-{_host()}-1",
+        f".page.html.partial-{files._host()}-1",
         f".page.html.partial-00000000-{dead.pid}",
-        f".other.html.partial-{_host()}-{dead.pid}",
+        f".other.html.partial-{files._host()}-{dead.pid}",
     ]
-    for name in (*stays, f".page.html.partial-{_host()}-{dead.pid}"):
+    for name in (*stays, f".page.html.partial-{files._host()}-{dead.pid}"):
         (tmp_path / name).write_text("half")
-    write_text(tmp_path / "page.html", "whole")
+    files.write_text(tmp_path / "page.html", "whole")
     assert names(tmp_path) == sorted([*stays, "page.html"])
 
 
@@ -142,7 +130,7 @@ def test_a_file_takes_the_place_of_a_file_alone(tmp_path: Path, make, kind: str,
     make(path)
     before = path.lstat()
     with pytest.raises(InputError, match=f"place is {kind}, where a file is to go: name another file"):
-        write_text(path, "text")
+        files.write_text(path, "text")
     for command in (["report", str(tmp_path)], ["prepare", "arithmetic"]):
         assert run([*command, "--output", str(path)]) == 2
         assert str(path) in capsys.readouterr().err
@@ -152,7 +140,7 @@ def test_a_file_takes_the_place_of_a_file_alone(tmp_path: Path, make, kind: str,
 def test_a_link_to_a_file_is_replaced_and_not_followed(tmp_path: Path) -> None:
     (tmp_path / "theirs").write_text("precious")
     (tmp_path / "page.html").symlink_to(tmp_path / "theirs")
-    write_text(tmp_path / "page.html", "page")
+    files.write_text(tmp_path / "page.html", "page")
     assert (tmp_path / "theirs").read_text() == "precious" and not (tmp_path / "page.html").is_symlink()
 
 
@@ -161,42 +149,42 @@ def test_bytes_that_are_no_json_are_named(tmp_path: Path, text: bytes | None) ->
     path = tmp_path / "ledger.json"
     path.mkdir() if text is None else path.write_bytes(text)
     with pytest.raises(InputError, match=r"ledger.json (is not JSON|cannot be read|is no file).*restore it"):
-        read_json(path)
+        files.read_json(path)
     if text is not None:
         path.write_bytes(b'{"step": 1}\n' + text + b"\n")
         named = r"ledger.json, line 2 is not JSON \(.*\): remove the line, or restore the file from a copy"
         with pytest.raises(InputError, match=named):
-            list(read_json_lines(path))
-        assert last_json_line(path) in ({"step": 1}, None)
+            list(files.read_json_lines(path))
+        assert files.last_json_line(path) in ({"step": 1}, None)
         path.write_bytes(b'{"step": 1}\n[2]\n')
         with pytest.raises(InputError, match=r"ledger.json, line 2 is no JSON object but \[2\]"):
-            list(read_json_lines(path))
+            list(files.read_json_lines(path))
 
 
 def test_a_folder_is_replaced_only_by_a_whole_one(tmp_path: Path) -> None:
-    with whole_folder(tmp_path / "model") as partial:
+    with files.whole_folder(tmp_path / "model") as partial:
         (partial / "weights").write_text("old")
-    with pytest.raises(ZeroDivisionError), whole_folder(tmp_path / "model") as partial:
+    with pytest.raises(ZeroDivisionError), files.whole_folder(tmp_path / "model") as partial:
         (partial / "weights").write_text(str(1 / 0))
     assert (tmp_path / "model" / "weights").read_text() == "old" and names(tmp_path) == ["model"]
-    with whole_folder(tmp_path / "model") as partial:
+    with files.whole_folder(tmp_path / "model") as partial:
         (partial / "other").write_text("new")
     assert names(tmp_path / "model") == ["other"]
 
 
 def test_lines_are_read_up_to_the_torn_one_and_appended_after_it_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
-    append_json_lines(path, [{"step": 1}, {"step": 2}])
+    files.append_json_lines(path, [{"step": 1}, {"step": 2}])
     with path.open("a") as file:
         file.write('{"step": 3, "te')
-    assert [row["step"] for row in read_json_lines(path)] == [1, 2]
-    assert last_json_line(path) == {"step": 2}
-    drop_torn_line(path)
-    append_json_lines(path, [{"step": 3}])
+    assert [row["step"] for row in files.read_json_lines(path)] == [1, 2]
+    assert files.last_json_line(path) == {"step": 2}
+    files.drop_torn_line(path)
+    files.append_json_lines(path, [{"step": 3}])
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n{"step": 3}\n'
-    drop_torn_line(path)
-    assert last_json_line(path) == {"step": 3}
+    files.drop_torn_line(path)
+    assert files.last_json_line(path) == {"step": 3}
     # Of a long file the end alone is read.
-    append_json_lines(path, ({"step": step, "text": "x" * 100} for step in range(1000)))
-    assert last_json_line(path) == {"step": 999, "text": "x" * 100}
-    assert last_json_line(tmp_path / "none") is None
+    files.append_json_lines(path, ({"step": step, "text": "x" * 100} for step in range(1000)))
+    assert files.last_json_line(path) == {"step": 999, "text": "x" * 100}
+    assert files.last_json_line(tmp_path / "none") is None

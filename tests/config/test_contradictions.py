@@ -2,20 +2,15 @@
 
 import tomllib
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
+from exgrpo_cli.base.data import tables
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.settings import SECTIONS, resolve, to_toml
 
-GROUPS = ("composition=append", "store=all", "unit=group")
-ROWS = ("composition=append", "store=all")
-REFILL = ("composition=refill", "store=all")
-LIKELIHOOD = "objective.replay_surrogate=likelihood"
-
-REFUSED = tomllib.loads(Path(__file__).with_name("contradictions.toml").read_text())
+TABLES = tables(__file__, "contradictions.toml")
 
 
 def assignments(settings: Sequence[str]) -> list[str]:
@@ -25,7 +20,7 @@ def assignments(settings: Sequence[str]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(("settings", "said"), REFUSED.items())
+@pytest.mark.parametrize(("settings", "said"), TABLES["refused"].items())
 def test_contradictions_are_refused_in_one_line(settings: str, said: list[str]) -> None:
     with pytest.raises(InputError) as refused:
         build_config(assignments=assignments(settings.split()))
@@ -69,26 +64,9 @@ def test_a_place_is_written_with_its_own_keys_and_read_back(method: str) -> None
     assert resolve([("config.toml", tomllib.loads(text))]) == config
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        (*GROUPS, "priority=headroom", "draw=top", "max_drift=0.001", "capacity=512", "order=first"),
-        (*GROUPS, "priority=latest", "draw=top", "capacity=512"),
-        (*ROWS, "priority=reward", "exponent=0.6", "age_decay=500", "bias_correction=0.4", "capacity=50000"),
-        (*REFILL, "priority=signal", "capacity=64", "eviction=lowest-priority"),
-        ("composition=join", "store=none", "warm_start=run", "metric=random", "per_question=2"),
-        ("composition=append", LIKELIHOOD),
-        ("count_fresh_only=true", "upper_bound=1", "retire_at=5"),
-        (*ROWS, "lower_bound=-1", "upper_bound=8", "retirement=false"),
-        ("per_question=3", "advantage_over=own"),
-        # At and above K it is K; what leaves a store without a limit is never asked; entropies are those last measured.
-        ("retire_at=9",),
-        (*ROWS, "eviction=lowest-priority"),
-        ("eviction=highest-entropy", "capacity=9"),
-    ],
-)
-def test_what_methods_are_made_of_is_accepted(settings: tuple[str, ...]) -> None:
-    build_config(assignments=assignments(settings))
+@pytest.mark.parametrize("settings", TABLES["accepted"])
+def test_what_methods_are_made_of_is_accepted(settings: str) -> None:
+    build_config(assignments=assignments(settings.split()))
 
 
 def test_a_run_without_replay_reads_none_of_it() -> None:

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from question_sources import PACK, pairs, read, text_of, write
 
+from exgrpo_cli.base.data import tables
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import run
 from exgrpo_cli.questions.files import iter_rows
@@ -74,33 +75,19 @@ def test_rows_inside_an_object(tmp_path, text):
     assert [found for _, found in iter_rows(tmp_path / "set.json")] == [row]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("set.jsonl", '{"question": "1?", "answer": "1"}\n{"question": \n', "line 2 is not JSON"),
-        ("set.jsonl", "[1, 2]\n", r"line 1 is '\[1, 2\]', it must be an object"),
-        ("set.jsonl", b'{"question": "What?"}\n{"question": "Caf\xe9?"}\n', "line 2 is not JSON .*utf-8"),
-        ("set.jsonl", '{"a": 1}\n' + '{"a":' * 100_000, "line 2 is not JSON .*recursion"),
-        ("set.json", '{"a":' * 100_000, "set.json is not JSON .*recursion"),
-        ("set.json", '[{"question": "1?", "answer": "1"}, {"que', "is not JSON .*: line 1 column 38"),
-        ("set.json", '{"data": [{"question": "1?"}],\n "name": "x"', "is not JSON .*: line 2 column 13"),
-        ("set.jsonl", '{"answer": %s}' % ("9" * 5000), "line 1 is not JSON .*limit .*for integer string"),
-        ("set.json", "[1]", "row 1 is '1', it must be an object"),
-        ("set.csv", "question,answer\n1?,1\n2?,2,3\n", "row 2 has more fields than the header"),
-        ("set.csv", "question,answer,question\na,1,b\n", "has several columns named 'question'"),
-        ("set.csv", b"question,answer\n\xff\xfe,1\n", "cannot be read .*UTF-8"),
-        ("set.parquet", "PAR1 no", "cannot be read .*fetch it again"),
-        ("set.jsonl", "", "no rows, so there are no questions"),
-        ("set.jsonl", '{"text": "1?"}\n', r"no known layout: its columns are \['text'\]. Name the two"),
-        ("set.txt", "1?", "the suffix '.txt': questions are read from .parquet, .jsonl"),
-        (
-            "set.parquet.gz",
-            gzip.compress(b"PAR1", mtime=0),
-            r"the suffix '.gz': questions are read from .*\.gz and \.zst",
-        ),
-    ],
-)
-def test_a_wrong_file_names_itself_and_the_row(tmp_path, name, content, message):
+WRONG = tables(__file__, "cases.toml")["wrong_files"] | {
+    "line 2 is not JSON .*utf-8": ("set.jsonl", b'{"question": "What?"}\n{"question": "Caf\xe9?"}\n'),
+    "line 2 is not JSON .*recursion": ("set.jsonl", '{"a": 1}\n' + '{"a":' * 100_000),
+    "set.json is not JSON .*recursion": ("set.json", '{"a":' * 100_000),
+    "line 1 is not JSON .*limit .*for integer string": ("set.jsonl", '{"answer": %s}' % ("9" * 5000)),
+    "cannot be read .*UTF-8": ("set.csv", b"question,answer\n\xff\xfe,1\n"),
+    r"the suffix '.gz': questions are .*\.gz and \.zst": ("set.parquet.gz", gzip.compress(b"PAR1", mtime=0)),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_a_wrong_file_names_itself_and_the_row(tmp_path, message):
+    name, content = WRONG[message]
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(InputError, match=message) as raised:
         read(tmp_path / name)

@@ -65,20 +65,12 @@ def test_a_column_that_holds_most_of_the_words_and_is_not_read_is_an_error(tmp_p
         read(path, question_field="Narrativ+question", answer_field="answer")
 
 
-@pytest.mark.parametrize(
-    "column",
-    [
-        "solution",
-        "generations",
-        "r1_solution_1",
-        "rationale",
-        "Pre-Revision Question",
-        "Explanation",
-        "qwq_response",
-        "long_cot",
-        "prompt_text",
-    ],
+BESIDE = (
+    "solution,generations,r1_solution_1,rationale,Pre-Revision Question,Explanation,qwq_response,long_cot,prompt_text"
 )
+
+
+@pytest.mark.parametrize("column", BESIDE.split(","))
 def test_traces_and_notes_beside_a_question_may_be_long(tmp_path, column):
     rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1), column: "word after word " * 40} for n in range(3)]
     assert len(read(write(tmp_path / "set.jsonl", *rows)).questions) == 3

@@ -13,17 +13,7 @@ from question_sources import question, write
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import run
 from exgrpo_cli.evaluation.benchmarks import benchmark_questions, own_benchmark
-from exgrpo_cli.questions.question_file import (
-    MADE_BY_PREPARE,
-    METADATA_KEY,
-    content_hash,
-    is_prepared,
-    prompt_of,
-    read_metadata,
-    read_questions,
-    require_content,
-    write_questions,
-)
+from exgrpo_cli.questions import question_file
 
 ASKED = [{"role": "user", "content": "2+2=?"}]
 VERL = {"data_source": "x", "prompt": ASKED}
@@ -54,25 +44,27 @@ def test_what_is_written_is_read_again(tmp_path, layout):
         question("2=2?", metadata='{"verifier": "countdown", "numbers": [2], "target": 2}'),
     )
     path = tmp_path / "new folder" / "questions.parquet"
-    write_questions(path, asked, {"made_by": MADE_BY_PREPARE, "options": {"seed": 3}}, layout)
-    found = read_questions(path)
+    question_file.write_questions(
+        path, asked, {"made_by": question_file.MADE_BY_PREPARE, "options": {"seed": 3}}, layout
+    )
+    found = question_file.read_questions(path)
     assert (found.questions, found.num_folded) == (asked, 0)
-    assert found.content_hash == content_hash(asked) == found.metadata["content_hash"]
-    assert found.metadata["options"] == {"seed": 3} and is_prepared(found.metadata)
+    assert found.content_hash == question_file.content_hash(asked) == found.metadata["content_hash"]
+    assert found.metadata["options"] == {"seed": 3} and question_file.is_prepared(found.metadata)
     assert list(path.parent.iterdir()) == [path]
 
 
 def test_the_content_hash_is_sha256_over_the_rows_in_order():
     one, two = question(), question("3+3=?", answer="6", level="1")
     lines = f'["{one.id}",[["user","2+2=?"]],"4","here",null]\n["{two.id}",[["user","3+3=?"]],"6","here","1"]\n'
-    assert content_hash([one, two]) == hashlib.sha256(lines.encode()).hexdigest()
-    assert content_hash([two, one]) != content_hash([one, two])
+    assert question_file.content_hash([one, two]) == hashlib.sha256(lines.encode()).hexdigest()
+    assert question_file.content_hash([two, one]) != question_file.content_hash([one, two])
     lines = lines.replace('"here",null]', '"here",null,"{}"]')
-    assert content_hash([replace(one, metadata="{}"), two]) == hashlib.sha256(lines.encode()).hexdigest()
+    assert question_file.content_hash([replace(one, metadata="{}"), two]) == hashlib.sha256(lines.encode()).hexdigest()
 
 
 def test_the_canonical_schema(tmp_path):
-    write_questions(tmp_path / "q.parquet", [question()], {})
+    question_file.write_questions(tmp_path / "q.parquet", [question()], {})
     schema = pq.read_schema(tmp_path / "q.parquet")
     assert schema.names == ["id", "prompt", "answer", "source", "level", "metadata"]
     assert schema.field("prompt").type.value_type == pa.struct([("role", pa.string()), ("content", pa.string())])
@@ -83,7 +75,7 @@ def test_a_verl_file_as_others_write_it(tmp_path):
     # Metadata of others are not ours.
     more = {"extra_info": {"index": 0, "split": "default", "metadata": {"url": "x"}}}
     row = {**verl("aime", system=True)("2+2=?", "4"), **more, "target": [{"role": "assistant", "content": "a trace"}]}
-    found = read_questions(write(tmp_path / "verl.parquet", row, row))
+    found = question_file.read_questions(write(tmp_path / "verl.parquet", row, row))
     assert found.questions == (question(("system", SYSTEM["content"]), "2+2=?", source="aime"),)
     assert (found.num_folded, found.metadata) == (1, {})
 
@@ -93,7 +85,7 @@ def test_unusual_arrow_types_of_text_are_read(tmp_path):
     table = table.set_column(3, "source", table["source"].dictionary_encode())
     table = table.set_column(2, "answer", table["answer"].cast(pa.large_string()))
     pq.write_table(table, tmp_path / "q.parquet")
-    assert read_questions(tmp_path / "q.parquet").questions[0].answer == "4"
+    assert question_file.read_questions(tmp_path / "q.parquet").questions[0].answer == "4"
 
 
 @pytest.mark.parametrize(
@@ -119,7 +111,7 @@ def test_unusual_arrow_types_of_text_are_read(tmp_path):
 def test_a_wrong_file_names_file_row_field_and_value(tmp_path, rows, message):
     path = write(tmp_path / "wrong.parquet", *rows)
     with pytest.raises(InputError, match=message) as raised:
-        read_questions(path)
+        question_file.read_questions(path)
     assert str(path) in str(raised.value) and "\n" not in str(raised.value)
 
 
@@ -133,21 +125,21 @@ def test_a_wrong_file_names_file_row_field_and_value(tmp_path, rows, message):
     ],
 )
 def test_an_empty_file_a_folder_another_format_and_no_file(tmp_path, name, message):
-    write_questions(tmp_path / "empty.parquet", [], {})
+    question_file.write_questions(tmp_path / "empty.parquet", [], {})
     (tmp_path / "text.parquet").write_text("hello")
     with pytest.raises(InputError, match=message):
-        read_questions(tmp_path / name)
+        question_file.read_questions(tmp_path / name)
 
 
 def test_metadata_of_other_files_is_empty(tmp_path):
-    assert read_metadata(tmp_path / "nowhere.parquet") == {}
-    assert read_metadata(write(tmp_path / "other.parquet", {"x": 1})) == {}
-    assert not is_prepared({}) and not is_prepared({"made_by": "train"})
+    assert question_file.read_metadata(tmp_path / "nowhere.parquet") == {}
+    assert question_file.read_metadata(write(tmp_path / "other.parquet", {"x": 1})) == {}
+    assert not question_file.is_prepared({}) and not question_file.is_prepared({"made_by": "train"})
 
 
 def test_text_that_is_no_unicode_is_refused():
     with pytest.raises(InputError, match=r"row 7, field 'prompt', message 1: 'content' is .*ud800', it must be text"):
-        prompt_of([{"role": "user", "content": "half of a pair: \ud800"}], "file: row 7")
+        question_file.prompt_of([{"role": "user", "content": "half of a pair: \ud800"}], "file: row 7")
 
 
 def harmed(path, seed):
@@ -174,13 +166,13 @@ def test_a_file_whose_rows_are_not_those_it_was_written_with_is_refused(tmp_path
     path = tmp_path / "file.parquet"
     asked = [question(f"{n}+{n}=?", answer=str(2 * n), level=str(n)) for n in range(1, 20)]
     for seed in range(12 if layout == "canonical" else 1):
-        write_questions(path, asked, {"made_by": MADE_BY_PREPARE}, layout)
-        require_content(path)
+        question_file.write_questions(path, asked, {"made_by": question_file.MADE_BY_PREPARE}, layout)
+        question_file.require_content(path)
         if layout == "verl":
             pq.write_table(pq.read_table(path).slice(1), path)
         else:
             harmed(path, seed)
-        for reading in (read_questions, require_content):
+        for reading in (question_file.read_questions, question_file.require_content):
             with pytest.raises(InputError, match=r"file.parquet is damaged or was edited: .*content hash \w{16}, not"):
                 reading(path)
     with pytest.raises(InputError, match="is damaged or was edited"):
@@ -191,20 +183,20 @@ def test_a_file_whose_rows_are_not_those_it_was_written_with_is_refused(tmp_path
     assert "file.parquet" in capsys.readouterr().err
     assert run(["prepare", str(path), "--output", str(tmp_path / "new.parquet")]) == 0
     assert "file not as it was written, taken as it is" in capsys.readouterr().out
-    read_questions(tmp_path / "new.parquet")
+    question_file.read_questions(tmp_path / "new.parquet")
 
 
 @pytest.mark.parametrize("metadata", [b"{", b"[" * 100_000, b"[1]", b"\xff\xfe", b"null1"])
 def test_metadata_that_are_no_table_are_damage(tmp_path, metadata):
     path = tmp_path / "file.parquet"
-    write_questions(path, [question()], {})
+    question_file.write_questions(path, [question()], {})
     table = pq.read_table(path)
-    pq.write_table(table.replace_schema_metadata({METADATA_KEY: metadata}), path)
+    pq.write_table(table.replace_schema_metadata({question_file.METADATA_KEY: metadata}), path)
     with pytest.raises(
         InputError, match=r"file.parquet is damaged: the metadata that `prepare` wrote are no JSON table"
     ):
-        read_questions(path)
-    assert read_metadata(path) == {}
+        question_file.read_questions(path)
+    assert question_file.read_metadata(path) == {}
 
 
 @pytest.mark.parametrize(
@@ -222,13 +214,13 @@ def test_metadata_that_are_no_table_are_damage(tmp_path, metadata):
 def test_a_verifier_without_what_it_needs_is_refused(tmp_path, metadata):
     path = write(tmp_path / "file.parquet", canonical_row(metadata=metadata))
     with pytest.raises(InputError, match=r"row 1, field 'metadata' is .*: it must be a JSON table, or null"):
-        read_questions(path)
+        question_file.read_questions(path)
 
 
 def test_any_flipped_bytes_leave_the_questions_or_one_line_with_the_file(tmp_path):
     path = tmp_path / "file.parquet"
     asked = tuple(question(f"What is {n}+{n}?", answer=str(2 * n), level=str(n)) for n in range(1, 60))
-    write_questions(path, asked, {"made_by": MADE_BY_PREPARE})
+    question_file.write_questions(path, asked, {"made_by": question_file.MADE_BY_PREPARE})
     whole, rng = path.read_bytes(), random.Random(32)
     for _ in range(300):
         data = bytearray(whole)
@@ -236,7 +228,7 @@ def test_any_flipped_bytes_leave_the_questions_or_one_line_with_the_file(tmp_pat
             data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         path.write_bytes(data)
         try:
-            found = read_questions(path)
+            found = question_file.read_questions(path)
             assert found.questions == asked
         except InputError as error:
             assert "file.parquet" in str(error) and "\n" not in str(error)

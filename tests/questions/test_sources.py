@@ -1,16 +1,19 @@
 """Sources: layouts recognised by their columns, gaps and odd values, and which files of a folder are meant."""
 
+import json
 from decimal import Decimal
 
 import pytest
 from question_sources import pairs, read, write
 
+from exgrpo_cli.base.data import tables
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.questions.choices import find_choices
 from exgrpo_cli.questions.files import iter_rows
 from exgrpo_cli.questions.sources import default_name, parse_hub_id, select_files
 from exgrpo_cli.questions.values import UnusableRow, gold_text
 
+TABLES = tables(__file__, "cases.toml")
 USER, SYSTEM = {"role": "user", "content": "Sum?"}, {"role": "system", "content": "Think."}
 TURNS = [{"from": "human", "value": "Sum?"}, {"from": "assistant", "ground_truth": {"value": "7", "pass_at_n": 0.5}}]
 MATH = {"problem": "Sum?", "level": "Level 5", "solution": "We try \\boxed{1}. That is too little. It is \\boxed{7}."}
@@ -46,44 +49,19 @@ CHOICES = "Which?\n\nA. one\nB. two\nC. three"
 TEXTS = ["one", "two", "three"]
 
 
-@pytest.mark.parametrize(
-    ("row", "gold"),
-    [
-        ({"choices": TEXTS, "answer": 1}, "B"),
-        # pandas turns a column of integers with a gap into floats.
-        ({"choices": TEXTS, "answer": 1.0}, "B"),
-        ({"options": TEXTS, "answer": "B", "answer_index": 1}, "B"),
-        ({"options": TEXTS, "answer": "two"}, "B"),
-        # A label is compared before a place, whether text or number.
-        ({"choices": {"text": TEXTS, "label": ["1", "2", "3"]}, "answerKey": 2}, "B"),
-        ({"choices": {"text": TEXTS, "label": [1, 2, 3]}, "answerKey": "2"}, "B"),
-        ({"A": "one", "B": "two", "C": "three", "answer": "B"}, "B"),
-        # An option left empty does not move the letters behind it: C is `two`, the second option of the question.
-        ({"A": "one", "B": "", "C": "two", "D": "three", "answer": "C"}, "B"),
-        ({"options": {"A": "one", "B": "two", "C": "three", "D": None}, "answer": "C"}, "C"),
-    ],
-)
-def test_multiple_choice_in_its_forms(tmp_path, row, gold):
-    reading = read(write(tmp_path / "set.jsonl", {"question": "Which?", **row}))
+@pytest.mark.parametrize(("gold", "row"), [(gold, row) for gold, rows in TABLES["gold"].items() for row in rows])
+def test_multiple_choice_in_its_forms(tmp_path, gold, row):
+    reading = read(write(tmp_path / "set.jsonl", {"question": "Which?", **json.loads(row)}))
     assert (reading.layout, pairs(reading)) == ("multiple choice", [(CHOICES, gold)])
 
 
-@pytest.mark.parametrize(
-    ("options", "answer", "reason"),
-    [
-        (["one", "two"], "²", "the answer is none of the options"),
-        (["one", "two"], "2", "the answer is none of the options"),
-        (["one", "two"], 0.5, "the answer is none of the options"),
-        (["one", "two"], "9" * 5000, "the answer is none of the options"),
-        ({"text": ["one", "two"], "label": ["A", "B", "C"]}, "C", "as many labels as options are needed"),
-        ({"text": ["one", "two"], "label": 7}, "C", "as many labels as options are needed"),
-        (["one"], "A", "fewer than two options"),
-        (["one", " "], "A", "an option is missing"),
-        (["one", None], "A", "an option is missing"),
-    ],
-)
-def test_multiple_choice_rows_without_a_gold_option_say_why(tmp_path, options, answer, reason):
-    good, bad = {"options": ["x", "y"], "answer": "A"}, {"options": options, "answer": answer}
+NO_GOLD = [(why, row) for why, rows in TABLES["no_gold"].items() for row in rows]
+NO_GOLD += [("the answer is none of the options", json.dumps({"options": ["one", "two"], "answer": "9" * 5000}))]
+
+
+@pytest.mark.parametrize(("reason", "row"), NO_GOLD, ids=lambda text: text[:60])
+def test_multiple_choice_rows_without_a_gold_option_say_why(tmp_path, reason, row):
+    good, bad = {"options": ["x", "y"], "answer": "A"}, json.loads(row)
     reading = read(write(tmp_path / "set.jsonl", *({"question": "Which?", **row} for row in (good, bad))))
     assert (reading.num_read, len(reading.questions), list(reading.dropped)) == (2, 1, [reason])
 

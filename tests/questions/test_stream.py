@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exgrpo_cli.base.data import tables
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.questions.stream import QuestionStream
 
+STEPS = tables(__file__, "cases.toml")["steps"]
 IDS = [f"q{number}" for number in range(10)]
 
 
@@ -39,19 +41,7 @@ def test_a_batch_across_two_passes_has_no_question_twice_and_the_repeated_ones_l
         assert Counter(question for step in steps for question in step) == dict.fromkeys(IDS, 2)
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [
-        # An experiential question waits for the head of the next step,
-        [(3, (), [1], [0, 2, 3]), (3, (), (), [1, 4, 5])],
-        # and waits again where it is experiential again;
-        [(2, (), [0], [1, 2]), (1, (), [0], [3]), (2, (), (), [0, 4])],
-        # those that a small step does not reach keep waiting;
-        [(2, (), [0, 1], [2, 3]), (1, (), (), [0]), (2, (), (), [1, 4])],
-        # retired ones are skipped, those that wait too.
-        [(2, (), [0], [1, 2]), (2, [0, 3], (), [4, 5])],
-    ],
-)
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS.keys())
 def test_questions_wait_and_retire_by_their_places_in_the_pass(steps):
     """Steps of (number, retired, experiential, drawn), each by its place in the pass."""
     order, one = take(stream(seed=1), 10), stream(seed=1)

@@ -8,20 +8,10 @@ import pytest
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.sections.data import ArithmeticSettings
+from exgrpo_cli.questions.made import sums
 from exgrpo_cli.questions.made.pools import Pool, share_out
-from exgrpo_cli.questions.made.sums import (
-    Line,
-    Terms,
-    TraceMix,
-    draw_plan,
-    draw_terms,
-    make_arithmetic,
-    pool_of,
-    work_out,
-    write_trace,
-)
 
-SOUND = TraceMix(guessed=0.0, slipped=0.0, malformed=0.0, checked=0.5, swapped=0.25, double=0.3)
+SOUND = sums.TraceMix(guessed=0.0, slipped=0.0, malformed=0.0, checked=0.5, swapped=0.25, double=0.3)
 
 
 def value_of(text: str) -> int:
@@ -42,7 +32,7 @@ def expressions(level: int) -> list[str]:
 
 
 def test_questions_carry_answer_level_and_source():
-    split = make_arithmetic(ArithmeticSettings(num_train=60, num_heldout=12, levels=(2, 4, 7), seed=0))
+    split = sums.make_arithmetic(ArithmeticSettings(num_train=60, num_heldout=12, levels=(2, 4, 7), seed=0))
     for question in split.train + split.heldout:
         (message,) = question.prompt
         text = message.content.removesuffix("=?")
@@ -56,33 +46,33 @@ def test_questions_carry_answer_level_and_source():
 
 def test_a_level_can_be_used_up_and_says_how_many_there_are():
     terms = [(int(text[0]), int(text[1:])) for text in expressions(1)]
-    existing = sum(pool_of(pair) is Pool.TRAIN for pair in terms)
+    existing = sum(sums.pool_of(pair) is Pool.TRAIN for pair in terms)
     # 8 x 8 sums; of the differences, those with a result of at least 0: 1 + 2 + ... + 8 = 36.
     assert len(terms) == 64 + 36 and 0 < existing < 100
-    split = make_arithmetic(ArithmeticSettings(num_train=existing, num_heldout=1, levels=(1,), seed=0))
+    split = sums.make_arithmetic(ArithmeticSettings(num_train=existing, num_heldout=1, levels=(1,), seed=0))
     assert len({question.id for question in split.train}) == existing
     with pytest.raises(InputError, match=rf"level 1 run out at {existing} of the {existing + 1} asked for"):
-        make_arithmetic(ArithmeticSettings(num_train=existing + 1, num_heldout=1, levels=(1,), seed=0))
+        sums.make_arithmetic(ArithmeticSettings(num_train=existing + 1, num_heldout=1, levels=(1,), seed=0))
 
 
 def test_every_plan_uses_every_term_once_and_ends_at_the_answer():
     rng = np.random.default_rng(1)
     for _ in range(500):
-        terms = draw_terms(int(rng.integers(1, 8)), Pool.TRAIN, rng)
-        plan = draw_plan(terms, SOUND, rng)
+        terms = sums.draw_terms(int(rng.integers(1, 8)), Pool.TRAIN, rng)
+        plan = sums.draw_plan(terms, SOUND, rng)
         used = sorted(abs(term) for line in plan for term in line.terms)
         assert used == sorted(abs(term) for term in terms)
         assert sorted(source for line in plan for _, source in line.results) == list(range(len(plan) - 1))
-        lines, answer = work_out(plan)
+        lines, answer = sums.work_out(plan)
         assert answer == sum(terms)
         for line in lines:
             left, _, right = line.partition("=")
             assert value_of(left) == int(right)
 
 
-CHAIN = (Line(terms=(9, 3)), Line(results=((1, 0),), terms=(-2,)))
-DIFFERENCE = (Line(terms=(9, 3)), Line(terms=(2, 4)), Line(results=((1, 0), (-1, 1))))
-SWAPPED = (Line(terms=(9, 3), swapped=True), Line(results=((1, 0),), terms=(4,), swapped=True))
+CHAIN = (sums.Line(terms=(9, 3)), sums.Line(results=((1, 0),), terms=(-2,)))
+DIFFERENCE = (sums.Line(terms=(9, 3)), sums.Line(terms=(2, 4)), sums.Line(results=((1, 0), (-1, 1))))
+SWAPPED = (sums.Line(terms=(9, 3), swapped=True), sums.Line(results=((1, 0),), terms=(4,), swapped=True))
 
 
 @pytest.mark.parametrize(
@@ -97,16 +87,18 @@ SWAPPED = (Line(terms=(9, 3), swapped=True), Line(results=((1, 0),), terms=(4,),
         (DIFFERENCE, None, ["9+3=12", "2+4=6", "12-6=6"]),
     ],
 )
-def test_a_plan_is_worked_out_with_its_slip(plan: tuple[Line, ...], slip: tuple[int, int] | None, lines: list[str]):
-    assert work_out(plan, slip) == (lines, int(lines[-1].partition("=")[2]))
+def test_a_plan_is_worked_out_with_its_slip(
+    plan: tuple[sums.Line, ...], slip: tuple[int, int] | None, lines: list[str]
+):
+    assert sums.work_out(plan, slip) == (lines, int(lines[-1].partition("=")[2]))
 
 
 def test_sound_traces_are_right_and_some_are_checked():
     rng = np.random.default_rng(2)
     checked = 0
     for _ in range(300):
-        terms = draw_terms(4, Pool.WARM_START, rng)
-        thinking, _, answer = write_trace(terms, SOUND, rng).partition("\n</think>\n")
+        terms = sums.draw_terms(4, Pool.WARM_START, rng)
+        thinking, _, answer = sums.write_trace(terms, SOUND, rng).partition("\n</think>\n")
         assert answer == f"\\boxed{{{sum(terms)}}}"
         lines = thinking.split("\n")
         for line in lines:
@@ -118,29 +110,31 @@ def test_sound_traces_are_right_and_some_are_checked():
 
 
 @pytest.mark.parametrize(("terms", "least"), [((9, 3, -2), 9), ((9, 3, -2, -3, 6), 40)])
-def test_one_question_has_many_right_derivations(terms: Terms, least: int):
+def test_one_question_has_many_right_derivations(terms: sums.Terms, least: int):
     rng = np.random.default_rng(3)
-    assert len({write_trace(terms, SOUND, rng) for _ in range(300)}) >= least
+    assert len({sums.write_trace(terms, SOUND, rng) for _ in range(300)}) >= least
 
 
 def test_faults_are_what_they_are_called():
     rng = np.random.default_rng(4)
     none = dict.fromkeys(("guessed", "slipped", "malformed"), 0.0)
-    mixes = {fault: TraceMix(**none | {fault: 1.0}) for fault in none}
+    mixes = {fault: sums.TraceMix(**none | {fault: 1.0}) for fault in none}
     for _ in range(100):
-        terms = draw_terms(3, Pool.WARM_START, rng)
-        assert write_trace(terms, mixes["guessed"], rng) == f"</think>\n\\boxed{{{sum(terms)}}}"
-        slipped = write_trace(terms, mixes["slipped"], rng)
+        terms = sums.draw_terms(3, Pool.WARM_START, rng)
+        assert sums.write_trace(terms, mixes["guessed"], rng) == f"</think>\n\\boxed{{{sum(terms)}}}"
+        slipped = sums.write_trace(terms, mixes["slipped"], rng)
         assert re.fullmatch(r"[^<]+\n</think>\n\\boxed\{-?\d+\}", slipped)
         assert f"\\boxed{{{sum(terms)}}}" not in slipped
-        assert "\\boxed{" not in write_trace(terms, mixes["malformed"], rng).partition("</think>")[2]
+        assert "\\boxed{" not in sums.write_trace(terms, mixes["malformed"], rng).partition("</think>")[2]
 
 
 def test_shares_say_how_many_questions_each_level_has():
     # 10 in the proportion 1:2:4 is 1.43, 2.86, 5.71: whole parts 1, 2, 5, the two left go to .86 and .71.
     assert share_out(10, (1.0, 2.0, 4.0)) == [1, 3, 6]
     assert share_out(8, (1.0, 1.0, 1.0)) == [3, 3, 2]
-    split = make_arithmetic(ArithmeticSettings(num_train=10, num_heldout=7, levels=(2, 3, 4), shares=(1.0, 2.0, 4.0)))
+    split = sums.make_arithmetic(
+        ArithmeticSettings(num_train=10, num_heldout=7, levels=(2, 3, 4), shares=(1.0, 2.0, 4.0))
+    )
     assert sorted(question.level for question in split.train) == ["2"] + ["3"] * 3 + ["4"] * 6
     assert sorted(question.level for question in split.heldout) == ["2"] + ["3"] * 2 + ["4"] * 4
     with pytest.raises(InputError, match=r"arithmetic.shares = .* a share above 0 for each of the 3 levels"):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from question_sources import question as asked_of
 
+from exgrpo_cli.base.data import tables
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.reporter import SilentReporter
-from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.names import section_of_made
 from exgrpo_cli.config.sections.data import ArithmeticSettings, CountdownSettings, ModularSettings, WordProblemSettings
@@ -22,6 +22,7 @@ from exgrpo_cli.questions.made.pools import Pool
 from exgrpo_cli.questions.made.sums import TraceMix, write_trace
 from exgrpo_cli.training.questions import load_questions
 
+CASES = tables(__file__, "cases.toml")
 SIZES = {"num_train": 60, "num_heldout": 20}
 SMALL = {
     "arithmetic": ArithmeticSettings(**SIZES, levels=(1, 2, 3)),
@@ -90,57 +91,28 @@ def test_a_search_misses_before_it_meets_the_target():
         assert all(not text.endswith(f"={solution.result}") for text in missed)
 
 
+# The last one is too long.
 @pytest.mark.parametrize(
-    ("answer", "verdict"),
-    [
-        ("8*3+4-2", Verdict.CORRECT),
-        ("4 + (8*3) - 2", Verdict.CORRECT),
-        ("8/(3-8/3)", Verdict.CORRECT),
-        ("(8-2)*4+2", Verdict.WRONG),  # 26 as well, but 2 twice and 3 never
-        ("26", Verdict.WRONG),
-        ("8/(3-3)", Verdict.WRONG),
-        ("8*3+4-2=26", Verdict.WRONG),
-        ("8**3+4-2", Verdict.WRONG),
-        ("(" * 99 + "8*3+4-2" + ")" * 99, Verdict.WRONG),  # too long
-        ("__import__('os')", Verdict.WRONG),
-        ("8*3+4-2\\", Verdict.WRONG),
-        ("", Verdict.NO_ANSWER),
-    ],
+    ("answer", "verdict"), [*CASES["countdown"].items(), ("(" * 99 + "8*3+4-2" + ")" * 99, "wrong")]
 )
 def test_countdown_answers(answer, verdict):
     # 8/(3-8/3) = 24 by way of 1/3, which no double is.
     exact = {"numbers": [3, 3, 8, 8], "target": 24}
     known = exact if answer == "8/(3-8/3)" else {"numbers": [2, 3, 4, 8], "target": 26}
-    assert grade_countdown(known, answer) is verdict
+    assert grade_countdown(known, answer) == verdict
 
 
 SUM = ("(7+5+8)%5=?", '{"trace": "sum", "terms": [7, 5, 8], "modulus": 5}')
 RUNNING = ("9+2-4+7-3=?",)
 
 
-@pytest.mark.parametrize(
-    ("question", "response", "valid"),
-    [
-        (SUM, "7+5=2\n2+8=0\n</think>\n\\boxed{0}", True),
-        (SUM, "7+5+8=0\n</think>\n\\boxed{0}", True),
-        (SUM, "</think>\n\\boxed{0}", False),  # a lucky guess
-        (SUM, "7+5=3\n3+8=0\n</think>\n\\boxed{0}", False),  # two slips that meet: 12 is 2 modulo 5, 11 is 1
-        (SUM, "7+5=2\n2+3=0\n</think>\n\\boxed{0}", False),  # there is no 3, though 8 is 3 modulo 5
-        (SUM, "7+5=2\n</think>\n\\boxed{0}", False),  # 8 is left over
-        (SUM, "7+5=2\n2+8=0\n0+8=3\n</think>\n\\boxed{3}", False),  # 8 twice
-        (SUM, "7+5=2\n2+8=0\n</think>\n\\boxed{1}", False),  # another answer than its own
-        (SUM, "7+5=2 so\n2+8=0\n</think>\n\\boxed{0}", False),
-        (RUNNING, "9+2=11\n11-4=7\n7+7=14\n14-3=11\n</think>\n\\boxed{11}", True),
-        (RUNNING, "9+2-4=7\n7+7=14\n14-3=11\n11+3=14\n</think>\n\\boxed{11}", True),  # two terms in a line, and a check
-        (RUNNING, "9+2=11\n11+7=18\n4+3=7\n18-7=11\n</think>\n\\boxed{11}", True),  # what is lost added up first
-        (RUNNING, "2-4=-2\n9-2=7\n7+7-3=11\n</think>\n\\boxed{11}", True),  # a loss on the way
-        (RUNNING, "9+2=11\n11-4=7\n7+7=14\n14-3=11\n11+3=15\n</think>\n\\boxed{11}", False),  # a false check
-        (RUNNING, "9+2=12\n12-4=8\n8+7=14\n14-3=11\n</think>\n\\boxed{11}", False),
-        (RUNNING, "9-2=7\n7+4=11\n11+7=18\n18-7=11\n</think>\n\\boxed{11}", False),  # signs exchanged
-    ],
-)
-def test_the_working_of_a_sum(question, response, valid):
-    assert valid_trace(asked(*question), response) is valid
+@pytest.mark.parametrize(("question", "table"), [(SUM, "modular"), (RUNNING, "running")])
+def test_the_working_of_a_sum(question, table):
+    """Lines of a table are written apart by spaces, behind an arrow the answer."""
+    for working, valid in CASES[table].items():
+        lines, _, answer = working.rpartition("-> ")
+        response = lines.replace(" ", "\n").replace("_", " ") + f"</think>\n\\boxed{{{answer}}}"
+        assert valid_trace(asked(*question), response) is valid, working
 
 
 def test_traces_that_cannot_be_checked_are_neither():
