@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from dataclasses import asdict, replace
 from multiprocessing.connection import Connection, Pipe
 from typing import NamedTuple
 
-from exgrpo_cli.base.errors import ExgrpoError, InputError, RunError
+from exgrpo_cli.base.errors import ExgrpoError, InputError, RunError, ToolkitWarning
 from exgrpo_cli.base.types import Grade, Verdict
 from exgrpo_cli.base.versions import usable_cores
 from exgrpo_cli.config.names import GRADERS, PREFIX, label_of
@@ -235,7 +236,9 @@ class GradingPool:
         refusal: InputError | None = None
         try:
             greeting = line.connection.recv()
-            if greeting == READY:
+            if greeting.startswith(READY):
+                if lost := greeting.removeprefix(READY):
+                    warnings.warn(f"{lost}.", ToolkitWarning, stacklevel=2)
                 line.ready.set_result(None)
                 while True:
                     self._complete(*line.connection.recv())

@@ -172,18 +172,19 @@ def _by_own_verifier(gold: str, answer: str, metadata: str | None) -> Verdict | 
     )
 
 
-def task_runner(grader: str, success_at: float) -> Callable[[Task], Grade]:
-    """The function that workers run, with everything it needs imported. A user's grader audits a gold as its answer.
+def task_runner(grader: str, success_at: float) -> tuple[Callable[[Task], Grade], str]:
+    """The function that workers run, with everything it needs imported, and what it does without, in words or "". A
+    user's grader audits a gold as its answer.
 
     Raises:
         InputError: a user's grader that cannot be loaded.
     """
     if grader.startswith(PREFIX):
         own = verifiers.load_own(grader, success_at)
-        return lambda task: own(task.gold, task.judged, task.metadata, task.response or task.judged)
+        return lambda task: own(task.gold, task.judged, task.metadata, task.response or task.judged), ""
     from exgrpo_cli.grading import mathematics, oat
 
-    mathematics.prepare()
+    lost = mathematics.prepare()
     runners: dict[str, Callable[[Task], Verdict]] = {
         "grade": lambda task: mathematics.grade_box(task.gold, task.answer),
         "grade a text": lambda task: mathematics.grade_text(task.gold, task.answer),
@@ -196,4 +197,4 @@ def task_runner(grader: str, success_at: float) -> Callable[[Task], Grade]:
             return verifiers.grade_gym(task.metadata, task.answer, success_at)
         return Grade.of(runners[task.kind](task))
 
-    return run
+    return run, lost

@@ -26,8 +26,9 @@ from exgrpo_cli.base.types import Grade, Verdict
 from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.grading.routes import Task, task_runner
 
-READY = "ready"
-"""Supervisor to parent, once: everything is imported. Any other greeting is the reason why grading cannot start."""
+READY = "ready\n"
+"""Supervisor to parent, once: everything is imported; what the grader does without follows. Any other greeting is the
+reason why grading cannot start."""
 STOP = None
 """Parent to supervisor, in place of a numbered task: kill the workers and end."""
 
@@ -254,7 +255,7 @@ def main(connection_fd: int, settings: dict[str, Any]) -> None:
     parent = Connection(connection_fd)
     grading = GradingSettings(**settings)
     try:
-        run_task = task_runner(grading.grader, grading.success_at)
+        run_task, lost = task_runner(grading.grader, grading.success_at)
         use = use_of(os.getpid())
         held = use.resident >> 20 if use else 0
         # A worker starts with all that the supervisor holds: a cap below that would crash every answer.
@@ -270,5 +271,5 @@ def main(connection_fd: int, settings: dict[str, Any]) -> None:
     gc.collect()
     gc.freeze()
     supervisor = Supervisor(parent, run_task, grading)
-    parent.send(READY)
+    parent.send(READY + lost)
     supervisor.run()

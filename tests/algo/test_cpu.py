@@ -8,19 +8,9 @@ import transformers
 from torch import nn
 
 from exgrpo_cli.algo import cpu as products
-from exgrpo_cli.algo.cpu import (
-    FEWEST_ROWS,
-    PADDED_ROWS,
-    FastLinear,
-    linear,
-    matmul,
-    transposed_matmul,
-    use_fast_matmuls,
-    wide_matmul,
-)
 
-ROWS = [1, FEWEST_ROWS - 1, FEWEST_ROWS, FEWEST_ROWS + 1, 2500]
-ROWS += [most + over for most, _ in PADDED_ROWS[:-1] for over in (0, 1)]
+ROWS = [1, products.FEWEST_ROWS - 1, products.FEWEST_ROWS, products.FEWEST_ROWS + 1, 2500]
+ROWS += [most + over for most, _ in products.PADDED_ROWS[:-1] for over in (0, 1)]
 
 
 @pytest.fixture(params=["onednn", "plain"])
@@ -44,9 +34,9 @@ def test_product_and_its_transpose_are_those_of_float64(backend, num_rows):
     bias = torch.randn(40, generator=generator)
     grads = torch.randn(num_rows, 40, generator=generator)
 
-    assert gap(matmul(left, right, bias), left.double() @ right.double().t() + bias.double()) < 1e-5
-    assert gap(matmul(grads, right.t()), grads.double() @ right.double()) < 1e-5
-    assert gap(transposed_matmul(grads, left), grads.double().t() @ left.double()) < 1e-5
+    assert gap(products.matmul(left, right, bias), left.double() @ right.double().t() + bias.double()) < 1e-5
+    assert gap(products.matmul(grads, right.t()), grads.double() @ right.double()) < 1e-5
+    assert gap(products.transposed_matmul(grads, left), grads.double().t() @ left.double()) < 1e-5
 
 
 @pytest.mark.parametrize("shape", [(1500, 48), (3, 500, 48)])
@@ -59,7 +49,7 @@ def test_gradients_of_linear_are_those_of_float64(backend, shape, with_bias):
     single = [tensor.clone().requires_grad_() for tensor in tensors]
     double = [tensor.double().requires_grad_() for tensor in tensors]
 
-    (linear(*single) * weights).sum().backward()
+    (products.linear(*single) * weights).sum().backward()
     (nn.functional.linear(*double) * weights.double()).sum().backward()
 
     for ours, reference in zip(single, double, strict=True):
@@ -90,23 +80,25 @@ def test_a_row_gives_the_same_result_wherever_it_stands_in_its_block(backend):
     weight = torch.randn(40, 48, generator=torch.Generator().manual_seed(3))
     order = torch.randperm(2048, generator=torch.Generator().manual_seed(4))
 
-    torch.testing.assert_close(matmul(rows[order], weight), matmul(rows, weight)[order], rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        products.matmul(rows[order], weight), products.matmul(rows, weight)[order], rtol=0, atol=1e-5
+    )
 
 
 def test_other_dtypes_keep_torch_own_product(backend):
     left, right = torch.randn(200, 48, dtype=torch.float64), torch.randn(40, 48, dtype=torch.float64)
 
-    assert torch.equal(matmul(left, right), nn.functional.linear(left, right))
+    assert torch.equal(products.matmul(left, right), nn.functional.linear(left, right))
 
 
 def test_narrow_factors_have_wide_sums_on_a_gpu():
     """By torch's own operation, without a kernel on the meta device; on a CPU a product is widened afterwards."""
     left, right = torch.randn(200, 48, dtype=torch.bfloat16), torch.randn(40, 48, dtype=torch.bfloat16)
-    here = wide_matmul(left, right, torch.float32)
-    assert here.dtype == torch.float32 and torch.equal(here, matmul(left, right).float())
-    there = wide_matmul(left.to("meta"), right.to("meta"), torch.float32)
+    here = products.wide_matmul(left, right, torch.float32)
+    assert here.dtype == torch.float32 and torch.equal(here, products.matmul(left, right).float())
+    there = products.wide_matmul(left.to("meta"), right.to("meta"), torch.float32)
     assert (there.dtype, there.shape) == (torch.float32, (200, 40))
-    assert wide_matmul(left.double(), right.double(), torch.float64).dtype == torch.float64
+    assert products.wide_matmul(left.double(), right.double(), torch.float64).dtype == torch.float64
 
 
 @pytest.mark.parametrize(("slower", "pays"), [("linear", True), ("_onednn", False)])
@@ -157,10 +149,10 @@ def test_plain_linear_layers_of_the_published_backbones_change_where_it_pays(nam
     names, ids = list(model.state_dict()), torch.arange(8)[None]
     before = model(input_ids=ids).logits
 
-    use_fast_matmuls(model)
+    products.use_fast_matmuls(model)
 
     kinds = [type(layer) for layer in model.modules() if isinstance(layer, nn.Linear)]
-    assert sorted(map(str, kinds)) == sorted(map(str, 7 * [FastLinear if pays else nn.Linear] + [Scaled]))
+    assert sorted(map(str, kinds)) == sorted(map(str, 7 * [products.FastLinear if pays else nn.Linear] + [Scaled]))
     assert list(model.state_dict()) == names
     torch.testing.assert_close(model(input_ids=ids).logits, before)
     assert not torch.backends.mkldnn.is_available() or hasattr(torch.ops.mkldnn, "_linear_pointwise")

@@ -6,6 +6,7 @@ import logging
 import random
 import sys
 from collections.abc import Iterator
+from functools import partial
 from importlib.metadata import version
 
 import pytest
@@ -13,8 +14,13 @@ import sympy
 from latex2sympy2_extended import latex2sympy2
 from math_verify import parse, parser, verify
 
+from exgrpo_cli.base.errors import ToolkitWarning
+from exgrpo_cli.base.types import AnswerFormat, Verdict
+from exgrpo_cli.config.sections.run import GradingSettings
+from exgrpo_cli.grading import pool
 from exgrpo_cli.grading.mathematics import PATCHES_HOLD_FOR, parse_in_two_stages, surely_differ
 from exgrpo_cli.grading.plain import plain_number, same_plain_number
+from exgrpo_cli.grading.routes import GradingItem
 
 NUMBERS = [
     "7", "+7", "-7", "−7", "007", "7.0", "7.", "0", "-0", "0.0", "0.5", ".5", "00.5", "-0.5", "1000", "1,000", "+1,000",
@@ -115,3 +121,23 @@ def test_what_is_patched_is_there_in_these_versions() -> None:
     assert plain is not None and list(inspect.signature(plain).parameters) == ["latex"]
     assert next(iter(inspect.signature(latex2sympy2._Latex2Sympy.create_parser).parameters)) == "self"
     assert [version(name).rsplit(".", 1)[0] for name in PATCHES_HOLD_FOR] == list(PATCHES_HOLD_FOR.values())
+
+
+def test_a_math_verify_with_other_internals_still_grades_and_says_what_is_lost(monkeypatch) -> None:
+    """The supervisor finds neither the module of its parser nor that of its comparison."""
+    gone = "'math_verify.grader', 'latex2sympy2_extended.latex2sympy2'"
+    boot = (
+        "import sys, math_verify, latex2sympy2_extended; del math_verify.grader, latex2sympy2_extended.latex2sympy2; "
+        f"sys.modules |= dict.fromkeys([{gone}]); "
+    )
+    monkeypatch.setattr(pool, "_BOOT", boot + pool._BOOT)
+    lost = r"answers take longer to read, .*latex2sympy2.*; equations without a real solution all pass .*grader"
+    with pytest.warns(ToolkitWarning, match=lost), pool.GradingPool(GradingSettings(workers=1)) as graders:
+        pairs = [(r"\frac{1}{2}", "0.5"), (r"\sqrt{8}", r"2\sqrt{2}"), ("x^2+4=0", "x^2+9=0"), ("7", "x+1")]
+        item = partial(
+            GradingItem,
+            finished=True,
+            answer_format=AnswerFormat(opens_think=False, requires_box=True, require_eos=False),
+        )
+        verdicts = graders.grade([item(gold=gold, response=rf"\boxed{{{answer}}}") for gold, answer in pairs])
+    assert verdicts == [Verdict.CORRECT, Verdict.CORRECT, Verdict.CORRECT, Verdict.WRONG]

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from exgrpo_cli.algo.cpu import use_fast_matmuls
 from exgrpo_cli.base.errors import RunError, ToolkitWarning
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason
-from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm, to_device, use_attention
+from exgrpo_cli.engines.causal_lm import CausalLM, own_attention, split_causal_lm, to_device, use_attention
 from exgrpo_cli.engines.generators import Enough, OnFinished, Place, Requests, Score, in_order, places_of
 from exgrpo_cli.engines.hf.cache import GROUPED_DECODING, SlotDecoder
 from exgrpo_cli.engines.hf.native import NativeDecoder, NativeModel, usable_library
@@ -137,7 +137,7 @@ class DecodeBatch:
     def __post_init__(self) -> None:
         parts, requests, params, max_rows = self.parts, self.requests, self.params, self.max_rows
         # Prefilling runs in the model's own attention, whatever decoding uses.
-        self._starting = starting_rows(parts, requests, params, parts.body.config._attn_implementation, max_rows)
+        self._starting = starting_rows(parts, requests, params, own_attention(parts.body), max_rows)
         self._part: StartingRows | None = None
         self._left: Int[np.ndarray, " left"] = np.arange(0)
         """Rows of `_part` that have no slot yet."""

@@ -29,7 +29,7 @@ from exgrpo_cli.base.cache import cached_folder
 from exgrpo_cli.base.errors import ExgrpoError, InputError, RunError, first_line
 from exgrpo_cli.base.types import RolloutRequest, SamplingParams
 from exgrpo_cli.base.versions import processor
-from exgrpo_cli.engines.causal_lm import CausalLM
+from exgrpo_cli.engines.causal_lm import CausalLM, own_attention
 from exgrpo_cli.engines.hf.prompts import DIVERGED, Drawn, Prefilled, prefill, sample_tokens
 
 PANEL = 32
@@ -111,7 +111,7 @@ def _prove(parts: CausalLM, library: ctypes.CDLL) -> str:
     requests = [RolloutRequest(question_id="", prompt_ids=each, seeds=(0,)) for each in (ids[:3], ids[:5])]
     params = SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=1)
     decoder = NativeDecoder(NativeModel(parts, library, len(ids)), params, len(requests), 1)
-    decoder.fill(prefill(parts, requests, 0, parts.body.config._attn_implementation), [0, 1], 0)
+    decoder.fill(prefill(parts, requests, 0, own_attention(parts.body)), [0, 1], 0)
     ours = decoder.logits(torch.tensor([ids[7], ids[8]], dtype=torch.long))
     rounded = has_rounded_matmuls(parts.body)
     tolerance = 8 * torch.finfo(torch.bfloat16).eps if rounded else ROUNDINGS * torch.finfo(torch.float32).eps
