@@ -21,6 +21,9 @@ GIB = 2**30
 def doctor(smoke: bool = False, backbone: str | None = None, json: bool = False, debug: bool = False) -> None:
     """Say what this machine can run: packages, devices, engines, memory against each backbone.
 
+    torch is imported; other packages are where something speaks against their versions or files, else only their
+    compiled parts are loaded. `--smoke` and `exgrpo train --check` run them.
+
     Ends with 1 when the default `exgrpo train` would not work, or --smoke finds a problem.
 
     \b
@@ -43,7 +46,7 @@ def doctor(smoke: bool = False, backbone: str | None = None, json: bool = False,
             require_model_folder(Path(backbone))
     talk("exgrpo: trying what is installed, which takes a while")
     with closing(make_reporter(quiet=False)) as reporter:
-        reporter.phase("importing each package in a process of its own")
+        reporter.phase("trying each package in a process of its own")
         report = examine(Path.cwd())
     if json and (report["problems"] or not smoke):
         print_json(report)
@@ -62,7 +65,7 @@ def _print_report(report: Mapping[str, Any]) -> None:
     cards = (f"{gpu['name']} ({gpu['memory_bytes'] / GIB:.0f} GiB)" for gpu in machine["gpus"])
     memory = f"{machine['memory_bytes'] / GIB:.0f} GiB of memory"
     console.print(f"machine: {machine['cores']} cores, {memory}, GPUs: {', '.join(cards) or 'none visible'}\n")
-    packages = [(each["name"], each["version"] or "-", each["problem"]) for each in report["packages"]]
+    packages = [(each["name"], each["version"] or "-", each["problem"] or each["trial"]) for each in report["packages"]]
     console.print(_table("package", packages))
     engines = [(each["name"], "yes" if each["usable"] else "no", each["reason"]) for each in report["engines"]]
     console.print(_table("engine", engines))
@@ -82,7 +85,7 @@ def _print_report(report: Mapping[str, Any]) -> None:
     for kind in ("conflict", "problem"):
         for text in report[f"{kind}s"]:
             console.print(f"{kind}: {text}", soft_wrap=True)
-    verdict = "would not work: see the problems above" if report["problems"] else "works here"
+    verdict = "would not work: see the problems above" if report["problems"] else "should work here: try --smoke"
     console.print(f"exgrpo train with its defaults {verdict}.", soft_wrap=True)
     if not report["problems"]:
         console.print("\n" + template("greeting").split("\n\n")[1], soft_wrap=True)

@@ -5,6 +5,7 @@ A method's `[published]` holds, section by section, what its paper changed besid
 """
 
 import tomllib
+from functools import cache
 from importlib.resources import files
 from typing import Any, Literal, get_args
 
@@ -41,6 +42,7 @@ def preset_settings(kind: PresetKind, name: str) -> dict[str, Any]:
     return {section: values for section, values in load_preset(kind, name).items() if section not in NO_SETTINGS}
 
 
+@cache
 def about_backbone(source: str) -> dict[str, Any]:
     """The `[about]` of the backbone preset with this `backbone.source`; empty where there is none."""
     presets = (load_preset("backbones", name) for name in preset_names("backbones"))

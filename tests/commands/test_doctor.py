@@ -15,13 +15,8 @@ from exgrpo_cli.presets import preset_names
 
 def doctor(folder: Path, *arguments: str, path: Path | None = None) -> subprocess.CompletedProcess:
     environment = os.environ | {"PYTHONPATH": str(path) if path else "", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(
-        [sys.executable, "-m", "exgrpo_cli", "doctor", *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "exgrpo_cli", "doctor", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 def write_package(path: Path, name: str, version: str, code: str, *requires: str) -> None:
@@ -36,6 +31,7 @@ def write_package(path: Path, name: str, version: str, code: str, *requires: str
         *(f"Requires-Dist: {r}" for r in requires),
     ]
     (info / "METADATA").write_text("\n".join(lines) + "\n")
+    (info / "RECORD").write_text(f"{name.replace('-cpu', '')}.py,sha256=,{len(code)}\n{info.name}/RECORD,,\n")
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +43,9 @@ def here(tmp_path_factory):
 
 
 def test_the_default_run_works_here(here):
-    assert here["default_run_works"] is True
-    assert here["problems"] == []
-    assert here["machine"]["gpus"] == []
+    assert (here["default_run_works"], here["problems"], here["machine"]["gpus"]) == (True, [], [])
     versions = {package["name"]: package["version"] for package in here["packages"]}
-    assert set(versions) == {"torch", "transformers", "vllm", "deepspeed"}
-    assert versions["torch"]
+    assert set(versions) == {"torch", "transformers", "vllm", "deepspeed"} and versions["torch"]
     usable = {engine["name"]: engine["usable"] for engine in here["engines"]}
     assert usable["hf (rollouts)"] is usable["torch (training)"] is True
 
@@ -61,8 +54,7 @@ def test_every_backbone_is_held_against_the_memory(here):
     fits = {each["name"]: each for each in here["backbones"]}
     assert set(fits) == set(preset_names("backbones"))
     assert fits["tiny"]["fits"] is True
-    memory = here["machine"]["memory_bytes"]
-    assert all(each["fits"] == (each["peak_bytes"] <= memory) for each in fits.values())
+    assert all(each["fits"] == (each["peak_bytes"] <= here["machine"]["memory_bytes"]) for each in fits.values())
     # By the plan: one card of 24 GB needs the host's memory, eight of 80 GB are the published runs'.
     assert fits["qwen-math-1.5b"]["cards"] == {"24": "optim.offload=true", "48": "", "80": "", "8x80": ""}
     offloaded = "optim.offload=true"
@@ -74,6 +66,18 @@ def test_what_is_newer_than_any_that_was_tried_is_named(monkeypatch: pytest.Monk
     monkeypatch.setattr(examining, "NEWEST_TRIED", {"torch": "1.13", "transformers": "99.0", "nowhere": "0.1"})
     told = [each for each in examining.find_conflicts() if " is newer than " in each]
     assert told == [f"torch {installed_version('torch')} is newer than 1.13, the newest that was tried"]
+
+
+def test_a_package_whose_files_are_as_installed_is_not_imported(tmp_path, monkeypatch):
+    """A file of another size, or a requirement that does not hold, has it imported after all."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    write_package(tmp_path, "deepspeed", "0.19.0", "raise ImportError('half')\n")
+    told = [examining.examine_packages(importing=False)[3], examining.examine_packages(importing=True)[3]]
+    (tmp_path / "deepspeed.py").write_text("raise ImportError('most')  # longer\n")
+    told += examining.examine_packages(importing=False)[3:]
+    assert [each["problem"] for each in told] == ["", "ImportError: half", "ImportError: most"]
+    assert [each["trial"] for each in told] == ["versions, files and compiled parts fit", "imported", "imported"]
 
 
 @pytest.mark.slow
@@ -98,11 +102,10 @@ def test_a_torchvision_of_another_torch_is_to_be_uninstalled(tmp_path):
     write_package(tmp_path, "torchvision", "0.29.2", failing, "torch>=99")
     done = doctor(tmp_path, "--json", path=tmp_path)
     report = json.loads(done.stdout)
-    assert done.returncode == 1
+    assert (done.returncode, report["backbones"]) == (1, [])
     assert any("torchvision 0.29.2 wants torch>=99, " in text for text in report["conflicts"])
     assert report["problems"][0].startswith("transformers cannot be imported: ")
     assert "pip uninstall -y torchvision" in report["problems"][0]
-    assert report["backbones"] == []
 
 
 def test_a_torch_that_cannot_be_loaded_fails_the_default_run(tmp_path):
@@ -112,7 +115,7 @@ def test_a_torch_that_cannot_be_loaded_fails_the_default_run(tmp_path):
     assert done.returncode == 1
     assert "problem: torch cannot be imported: OSError: libcudart.so.13: cannot open shared object file" in done.stdout
     assert "exgrpo train with its defaults would not work" in done.stdout
-    assert len(done.stderr.splitlines()) == 1
+    assert "Traceback" not in done.stderr
     told = doctor(tmp_path, "--smoke", "--json", path=tmp_path)
     assert (told.returncode, json.loads(told.stdout)["default_run_works"]) == (1, False)
 
