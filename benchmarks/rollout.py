@@ -2,6 +2,7 @@
 
     python benchmarks/rollout.py                    # one thread, 32 questions x 8 rollouts
     python benchmarks/rollout.py --threads 2 --json
+    python benchmarks/rollout.py --shape smollm2    # sampling over its arithmetic floor: tiny, 30m or smollm2
 
 Sampling: `skewed`, lengths spread geometrically from 1 to 4 times their mean, rows replaced as they end; `full`, an
 uninterrupted batch, all rows running to twice that mean, so that a token has as many before it on average. Scoring and
@@ -9,12 +10,17 @@ training: response tokens of rows of 20 to 72 tokens with prompts of 12 to 17, w
 row has an advantage, so none is left out of an update. Figures are the best of several repeats,
 per second of CPU time and thread, which other work on the machine disturbs least; `gemm_gflops` is what a large
 float32 matrix product reaches at that moment.
+
+With `--shape` the CPU seconds of one batch, its prompts and the packing of weights included, are held against a floor
+at that rate: 2 FLOP a weight and token, 4 a column attended to, layer and channel; each prompt, and what
+all prompts begin with, once. Medians; the rate is measured before each repeat.
 """
 
 import argparse
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -31,6 +37,14 @@ VOCAB = 40
 GROUP_SIZE = 8
 MEAN_TOKENS = 40
 MAX_TOKENS = 72
+SIZES = ("hidden", "ffn", "layers", "heads", "kv", "vocab", "questions", "same", "own", "mean", "most")
+SHAPES = {
+    "tiny": (128, 256, 3, 4, 2, 40, 32, 4, 11, 40, 97),
+    "30m": (512, 1920, 8, 8, 4, 40, 4, 4, 11, 0, 48),
+    "smollm2": (576, 1536, 30, 9, 3, 49152, 8, 290, 50, 20, 48),
+}
+"""SIZES of a model and of its batch: prompts of `same` and `own` tokens, responses of geometric lengths with this mean,
+cut at `most`; with a mean of 0 all run to it."""
 SKEWED_WAVES = 16
 """Skewed rollouts per row: enough that filling up and running dry hardly count."""
 
@@ -99,6 +113,48 @@ def sampling(model: Qwen2ForCausalLM, num_questions: int, *, skewed: bool) -> Ca
     return lambda: sum(len(row.token_ids) for group in generator.generate(load, params) for row in group)
 
 
+def sampling_flops(shape: dict[str, int], lengths: list[int]) -> float:
+    """The floor of a batch whose responses have these `lengths`."""
+    hidden, width = shape["hidden"], shape["layers"] * shape["hidden"]
+    grouped = hidden * shape["kv"] // shape["heads"]
+    layer = hidden * (2 * hidden + 2 * grouped) + 3 * hidden * shape["ffn"]
+    prompt, questions = shape["same"] + shape["own"], shape["questions"]
+    read = shape["same"] + questions * shape["own"] + sum(lengths) - len(lengths)
+    columns = (shape["same"] ** 2 + questions * (prompt**2 - shape["same"] ** 2)) / 2
+    columns += sum((prompt + (length - 1) / 2) * (length - 1) for length in lengths)
+    heads = questions + sum(lengths) - len(lengths)
+    return 2 * shape["layers"] * layer * read + 2 * hidden * shape["vocab"] * heads + 4 * width * columns
+
+
+def over_floor(shape: dict[str, int], repeats: int) -> dict[str, float]:
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=shape["vocab"], hidden_size=shape["hidden"], intermediate_size=shape["ffn"],
+            num_hidden_layers=shape["layers"], num_attention_heads=shape["heads"], num_key_value_heads=shape["kv"],
+            max_position_embeddings=512, tie_word_embeddings=True,
+        )
+    )  # fmt: skip
+    rng, vocab = np.random.default_rng(0), shape["vocab"]
+    same = rng.integers(0, vocab, shape["same"])
+    load = [
+        replace(each, prompt_ids=np.append(same, rng.integers(0, vocab, shape["own"])).astype(np.int32))
+        for each in requests(shape["questions"], rng)
+    ]
+    ends = range(vocab // shape["mean"]) if shape["mean"] else [vocab]
+    generator = HFGenerator(model, max_rows=shape["questions"] * GROUP_SIZE, eos_ids=[*ends])
+    params = SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=shape["most"], entropies=True)
+    found = []
+    for _ in range(repeats + 1):
+        floor_rate, start = gemm_gflops(), time.process_time()
+        lengths = [len(row.token_ids) for group in generator.generate(load, params) for row in group]
+        seconds = time.process_time() - start
+        floor = sampling_flops(shape, lengths) / floor_rate / 1e9
+        found.append((floor_rate, sum(lengths), seconds, floor, seconds / floor))
+    names = "gemm_gflops", "tokens", "seconds", "floor_seconds", "over_floor"
+    return dict(zip(names, np.median(found[1:], axis=0).tolist(), strict=True))
+
+
 def measure(num_questions: int, repeats: int) -> dict[str, float]:
     model = build_model()
     policy = torch_policy(
@@ -126,15 +182,20 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=32, help="questions a step, 8 rollouts each")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--shape", choices=sorted(SHAPES), help="sampling of this shape over its floor, and no more")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    figures = measure(arguments.questions, arguments.repeats)
+    if arguments.shape:
+        figures = over_floor(dict(zip(SIZES, SHAPES[arguments.shape], strict=True)), arguments.repeats)
+    else:
+        figures = measure(arguments.questions, arguments.repeats)
     if arguments.json:
         print(json.dumps(figures))
         return
     for name, value in figures.items():
-        print(f"{name:20} {value:12,.2f}" if value < 1000 else f"{name:20} {value:12,.0f} tokens/s")
+        plain = value < 1000 or arguments.shape
+        print(f"{name:20} {value:12,.2f}" if plain else f"{name:20} {value:12,.0f} tokens/s")
 
 
 if __name__ == "__main__":
