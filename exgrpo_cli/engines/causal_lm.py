@@ -103,9 +103,9 @@ def _prove_linear_head(parts: CausalLM) -> None:
 
 
 SAYS_SO = "_supports_attention_backend"
-"""Where a transformers model says that its attention goes through the interface."""
+"""Attribute by which a transformers model says that its attention goes through the interface."""
 OWN_ATTENTION = "_attn_implementation"
-"""Where its config names the attention; set directly, since the public way walks through all modules."""
+"""Attribute of its config that names the attention; set directly, since the public way walks through all modules."""
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 """Arguments by which some models change what attention computes."""
 

@@ -130,7 +130,7 @@ REPLACEMENTS: dict[Callable[[], None], str] = {
     parse_in_two_stages: "answers take longer to read",
     compare_equations_by_their_solutions: "equations without a real solution all pass for equal",
 }
-"""What is lost without each."""
+"""Losses without each."""
 
 
 def grade_box(gold: str, content: str) -> Verdict:

@@ -9,15 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from exgrpo_cli.base.errors import RunError
-from exgrpo_cli.engines.vllm.proof import (
-    Sent,
-    bit_checksum,
-    canary_of,
-    held_weights,
-    noted,
-    require_arrived,
-    require_equal_logprobs,
-)
+from exgrpo_cli.engines.vllm import proof
 
 SENT = {
     "embed.weight": torch.arange(10.0).view(5, 2),
@@ -63,11 +55,11 @@ def engine(rank: int) -> nn.Module:
 
 def sync(model: nn.Module, rank: int, weights: Iterator[tuple[str, Tensor]]) -> None:
     model.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj"]}
-    held = held_weights(NAMES, model, rank)
+    held = proof.held_weights(NAMES, model, rank)
     assert held.keys() == NAMES
-    sent: Sent = {}
-    list(noted(weights, held, sent))
-    require_arrived(sent, NAMES, held)
+    sent: proof.Sent = {}
+    list(proof.noted(weights, held, sent))
+    proof.require_arrived(sent, NAMES, held)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -106,36 +98,36 @@ def test_weights_are_compared_in_the_engines_precision() -> None:
 
 def test_checksums_see_swaps_and_single_bits() -> None:
     one = torch.tensor([1.0, 2.0, 3.0])
-    assert bit_checksum(one) == bit_checksum(one.clone())
-    assert bit_checksum(one) != bit_checksum(one[[1, 0, 2]])
-    assert bit_checksum(one) != bit_checksum(torch.nextafter(one, torch.tensor([9.0, 2.0, 3.0])))
+    assert proof.bit_checksum(one) == proof.bit_checksum(one.clone())
+    assert proof.bit_checksum(one) != proof.bit_checksum(one[[1, 0, 2]])
+    assert proof.bit_checksum(one) != proof.bit_checksum(torch.nextafter(one, torch.tensor([9.0, 2.0, 3.0])))
     # 1.0 is 0x3f800000, at place 1 alone.
-    assert bit_checksum(one[:1]) == 0x3F800000
-    assert bit_checksum(one[:1].bfloat16()) == 0x3F80
+    assert proof.bit_checksum(one[:1]) == 0x3F800000
+    assert proof.bit_checksum(one[:1].bfloat16()) == 0x3F80
 
 
 def test_a_gap_beyond_rounding_stops_the_run() -> None:
     ours = np.array([-1.0, -2.0], dtype=np.float32)
-    assert require_equal_logprobs(ours, ours + np.float32(5e-4), "float32") == pytest.approx(5e-4, rel=1e-3)
+    assert proof.require_equal_logprobs(ours, ours + np.float32(5e-4), "float32") == pytest.approx(5e-4, rel=1e-3)
     with pytest.raises(RunError, match=r"differ from the trainer's by 0\.05 on average, bound 0\.001 in float32"):
-        require_equal_logprobs(ours, ours + np.float32(0.05), "float32")
+        proof.require_equal_logprobs(ours, ours + np.float32(0.05), "float32")
     with pytest.raises(RunError, match="differ from the trainer's by nan"):
-        require_equal_logprobs(ours, ours * np.float32(np.nan), "float32")
+        proof.require_equal_logprobs(ours, ours * np.float32(np.nan), "float32")
 
 
 @pytest.mark.parametrize(("first", "bound"), [(None, 0.5), (0.112, 0.448), (0.03, 0.12), (0.002, 0.05), (0.2, 0.5)])
 def test_in_bfloat16_the_bound_is_measured_at_the_first_sync(first: float | None, bound: float) -> None:
     """Four times the first gap, between 0.05 and 0.5; in float32 it stays where it is."""
     ours = np.array([-1.0, -2.0], dtype=np.float32)
-    require_equal_logprobs(ours, ours + np.float32(0.99 * bound), "bfloat16", first)
+    proof.require_equal_logprobs(ours, ours + np.float32(0.99 * bound), "bfloat16", first)
     with pytest.raises(RunError, match=rf"bound {bound:.3g} in bfloat16"):
-        require_equal_logprobs(ours, ours + np.float32(1.01 * bound), "bfloat16", first)
+        proof.require_equal_logprobs(ours, ours + np.float32(1.01 * bound), "bfloat16", first)
     with pytest.raises(RunError, match=r"bound 0\.001 in float32"):
-        require_equal_logprobs(ours, ours + np.float32(0.002), "float32", first)
+        proof.require_equal_logprobs(ours, ours + np.float32(0.002), "float32", first)
 
 
 def test_the_canary_is_the_end_of_a_prompt() -> None:
-    canary = canary_of(np.arange(20, dtype=np.int32))
-    short = canary_of(np.array([7], dtype=np.int32))
+    canary = proof.canary_of(np.arange(20, dtype=np.int32))
+    short = proof.canary_of(np.array([7], dtype=np.int32))
     for found, prompt, response in ((canary, [0, 1, 2, 3], list(range(4, 20))), (short, [7], [7])):
         assert (found.prompt_ids.tolist(), found.response_ids.tolist()) == (prompt, response)
