@@ -8,24 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from exgrpo_cli.algo import objective
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow
-from exgrpo_cli.algo.objective import (
-    Denominators,
-    TokenTargets,
-    clipped_surrogate,
-    denominators,
-    k3_divergence,
-    micro_batch_loss,
-    objective_sums,
-    shaped_surrogate,
-    unclipped_surrogate,
-)
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import TokenSequence
 from exgrpo_cli.config.sections import check
 from exgrpo_cli.config.sections.objective import Aggregation, ObjectiveSettings, Surrogate
 
-TOTALS = Denominators(policy=4.0, replayed=4.0, num_tokens=3, num_fresh_tokens=2)
+TOTALS = objective.Denominators(policy=4.0, replayed=4.0, num_tokens=3, num_fresh_tokens=2)
 
 
 def logs(*values: float) -> Tensor:
@@ -36,24 +26,24 @@ def wide(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def targets_of(advantages: Tensor, behaviour: Tensor, *replayed: bool) -> TokenTargets:
-    return TokenTargets(
+def targets_of(advantages: Tensor, behaviour: Tensor, *replayed: bool) -> objective.TokenTargets:
+    return objective.TokenTargets(
         advantages=advantages, behaviour_logprobs=behaviour.detach(), replayed=torch.tensor(list(replayed))
     )
 
 
 def loss_of(
     logprobs: Tensor,
-    targets: TokenTargets,
+    targets: objective.TokenTargets,
     *,
     entropies: Tensor | None = None,
     reference: Tensor | None = None,
     clip: bool = False,
-    totals: Denominators = TOTALS,
+    totals: objective.Denominators = TOTALS,
     **settings: Any,
 ) -> Tensor:
     entropies = torch.zeros_like(logprobs) if entropies is None else entropies
-    return micro_batch_loss(
+    return objective.micro_batch_loss(
         logprobs, entropies, reference, targets, clip=clip, settings=ObjectiveSettings(**settings), denominators=totals
     )
 
@@ -65,14 +55,14 @@ def gradient(loss: Tensor, of: Tensor) -> Tensor:
 def test_surrogates_by_hand() -> None:
     # A > 0: w 1.5 is cut to 1.3, w 0.5 is not; A < 0: w 0.5 is cut to 0.8, w 1.5 is not.
     settings = ObjectiveSettings(clip_low=0.2, clip_high=0.3)
-    loss = clipped_surrogate(logs(1.5, 0.5, 0.5, 1.5, 1.1), wide(2, 2, -2, -2, 1), settings)
+    loss = objective.clipped_surrogate(logs(1.5, 0.5, 0.5, 1.5, 1.1), wide(2, 2, -2, -2, 1), settings)
     torch.testing.assert_close(loss, wide(-2.6, -1.0, 1.6, 3.0, -1.1))
-    torch.testing.assert_close(unclipped_surrogate(logs(1.5, 0.5), wide(2, -2)), wide(-3.0, 1.0))
+    torch.testing.assert_close(objective.unclipped_surrogate(logs(1.5, 0.5), wide(2, -2)), wide(-3.0, 1.0))
     # f(1) = 1 / 1.1, f(0.1) = 1/2, f(10) = 10 / 10.1.
-    shaped = shaped_surrogate(logs(1.0, 0.1, 10.0), wide(1, -2, 1), 0.1)
+    shaped = objective.shaped_surrogate(logs(1.0, 0.1, 10.0), wide(1, -2, 1), 0.1)
     torch.testing.assert_close(shaped, wide(-1 / 1.1, 1.0, -10 / 10.1))
     # r = 2: 2 - log 2 - 1; r = 1: 0.
-    torch.testing.assert_close(k3_divergence(logs(0.25, 0.5), logs(0.5, 0.5)), wide(1 - math.log(2), 0.0))
+    torch.testing.assert_close(objective.k3_divergence(logs(0.25, 0.5), logs(0.5, 0.5)), wide(1 - math.log(2), 0.0))
 
 
 @pytest.mark.parametrize("replayed", [False, True])
@@ -85,7 +75,7 @@ def test_a_dual_clip_ends_what_a_negative_advantage_costs(replayed: bool) -> Non
     torch.testing.assert_close(loss, wide((4 + 6 + 6 - 2.6) / 4)[0])
     torch.testing.assert_close(gradient(loss, log_ratio), wide(4 / 4, 0, 0, 0))
     settings = ObjectiveSettings(**bounds)
-    found = objective_sums(log_ratio, wide(*[0] * 4), None, targets, clip=True, settings=settings).metrics()
+    found = objective.objective_sums(log_ratio, wide(*[0] * 4), None, targets, clip=True, settings=settings).metrics()
     assert found["policy/clip_fraction_replay" if replayed else "policy/clip_fraction"] == 3 / 4
     for wrong in (1.0, -3.0, math.inf, math.nan):
         with pytest.raises(InputError, match="dual_clip"):
@@ -95,18 +85,20 @@ def test_a_dual_clip_ends_what_a_negative_advantage_costs(replayed: bool) -> Non
 @pytest.mark.parametrize(("ratio", "weight"), [(1.0, 0.1 / 1.21), (0.1, 0.25), (20.0, 2 / 20.1**2)])
 def test_gradient_weight_of_shaping_is_beta_w_over_square(ratio: float, weight: float) -> None:
     log_ratio = logs(ratio).requires_grad_()
-    torch.testing.assert_close(gradient(shaped_surrogate(log_ratio, wide(1), 0.1).sum(), log_ratio), wide(-weight))
+    torch.testing.assert_close(
+        gradient(objective.shaped_surrogate(log_ratio, wide(1), 0.1).sum(), log_ratio), wide(-weight)
+    )
 
 
 def test_shaping_survives_ratios_where_the_quotient_is_nan() -> None:
     log_ratio = torch.tensor([200.0, -200.0], requires_grad=True)
     assert (log_ratio.exp() / (log_ratio.exp() + 0.1))[0].isnan()
-    loss = shaped_surrogate(log_ratio, torch.ones(2), 0.1)
+    loss = objective.shaped_surrogate(log_ratio, torch.ones(2), 0.1)
     assert loss.tolist() == [-1.0, 0.0]
     assert gradient(loss.sum(), log_ratio).tolist() == [0.0, 0.0]
 
 
-def example(*replayed: bool) -> tuple[Tensor, Tensor, TokenTargets]:
+def example(*replayed: bool) -> tuple[Tensor, Tensor, objective.TokenTargets]:
     """Ratios 1.5, 0.5 and 2 with advantages 1, -1 and 0.5; the last one replayed where nothing is said."""
     targets = targets_of(wide(1, -1, 0.5), logs(0.4, 0.2, 0.4), *(replayed or (False, False, True)))
     return logs(0.6, 0.1, 0.8).requires_grad_(), wide(0.3, 0.2, 0.4).requires_grad_(), targets
@@ -187,14 +179,14 @@ def batch_of(fresh: list[int], replayed: list[int], limit: int) -> MiniBatch:
 )
 def test_denominators(aggregation: Aggregation, joint: int, fresh: int, replayed: int) -> None:
     batch = batch_of([30] * 8 + [40] * 4, [25] * 4, 72)
-    both = denominators(ObjectiveSettings(aggregation=aggregation), batch)
+    both = objective.denominators(ObjectiveSettings(aggregation=aggregation), batch)
     assert (both.policy, both.replayed, both.num_tokens, both.num_fresh_tokens) == (joint, joint, 500, 400)
     settings = ObjectiveSettings(aggregation=aggregation, replay_denominator="own")
-    own = denominators(settings, batch)
+    own = objective.denominators(settings, batch)
     assert (own.policy, own.replayed) == (fresh, replayed)
     # A kind without rows divides its zero sum by one.
-    assert denominators(settings, batch_of([30], [], 72)).replayed == 1
-    assert denominators(settings, batch_of([], [30], 72)).policy == 1
+    assert objective.denominators(settings, batch_of([30], [], 72)).replayed == 1
+    assert objective.denominators(settings, batch_of([], [30], 72)).policy == 1
 
 
 def reference_gradient(surrogate: str, logprob: float, behaviour: float, advantage: float) -> float:
@@ -221,7 +213,7 @@ def test_gradients_of_replayed_tokens(
         "aggregation": aggregation, "replay_denominator": denominator,
     }  # fmt: skip
     logprobs, behaviour = logs(0.5, 0.4, 0.3, 0.6, 0.1).requires_grad_(), logs(0.4, 0.4, 0.4, 0.4, 0.2)
-    totals = denominators(ObjectiveSettings(**chosen), batch_of([1, 1, 1], [1, 1], 8))
+    totals = objective.denominators(ObjectiveSettings(**chosen), batch_of([1, 1, 1], [1, 1], 8))
     targets = targets_of(wide(1, -1, 0.5, 0.75, -0.25), behaviour, False, False, False, True, True)
     loss = loss_of(logprobs, targets, totals=totals, **chosen)
     rows = {"joint": (5, 5), "own": (3, 2)}[denominator]
@@ -250,10 +242,12 @@ def test_shaping_off_is_the_older_name_of_raw() -> None:
 
 
 def test_diagnostics_by_hand() -> None:
-    sums = objective_sums(*example()[:2], None, example()[2], clip=True, settings=ObjectiveSettings())
+    sums = objective.objective_sums(*example()[:2], None, example()[2], clip=True, settings=ObjectiveSettings())
     # A second micro-batch: one replayed token of ratio 1, one fresh one of ratio 1.
     same = targets_of(wide(1, 1), wide(0, 0), True, False)
-    sums = sums + objective_sums(wide(0, 0), wide(0.1, 0.5), None, same, clip=True, settings=ObjectiveSettings())
+    sums = sums + objective.objective_sums(
+        wide(0, 0), wide(0.1, 0.5), None, same, clip=True, settings=ObjectiveSettings()
+    )
     expected = {
         "policy/entropy": (0.3 + 0.2 + 0.4 + 0.1 + 0.5) / 5,
         "policy/ratio_fresh": (1.5 + 0.5 + 1) / 3,
@@ -269,9 +263,9 @@ def test_diagnostics_by_hand() -> None:
 
 def test_diagnostics_without_a_meaning_are_absent() -> None:
     logprobs, entropies, targets = example(False, False, False)
-    sums = objective_sums(logprobs, entropies, None, targets, clip=False, settings=ObjectiveSettings())
+    sums = objective.objective_sums(logprobs, entropies, None, targets, clip=False, settings=ObjectiveSettings())
     assert set(sums.metrics()) == {"policy/entropy", "policy/ratio_fresh", "policy/ratio_fresh_max"}
     # Ratio 2 with A > 0 is cut off; fresh tokens' own fraction has no meaning without a clip.
     settings = ObjectiveSettings(replay_surrogate="clipped")
-    metrics = objective_sums(*example()[:2], None, example()[2], clip=False, settings=settings).metrics()
+    metrics = objective.objective_sums(*example()[:2], None, example()[2], clip=False, settings=settings).metrics()
     assert metrics["policy/clip_fraction_replay"] == 1.0 and "policy/clip_fraction" not in metrics

@@ -14,9 +14,11 @@ from random_model import save_random_model
 
 from exgrpo_cli.algo.batching import MiniBatch
 from exgrpo_cli.commands import run
+from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.engines.policy.policy import Policy
 from exgrpo_cli.machine.memory import MemoryPlan
+from exgrpo_cli.ranks import Ranks
 from exgrpo_cli.training.check import Meter, above_plan, compared, report_lines
 
 SMALL = [
@@ -57,6 +59,14 @@ def test_a_check_measures_two_steps_and_writes_nothing(
     assert min(report["tokens_per_second"].values()) > 0
     assert "prompts of 10 tokens, responses of 12; 2 steps of 8 rollouts, 8 of them trained" in report["lengths"]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["--check", "--output=run"])
+def test_the_network_between_hosts_is_told_first(kind: str, small_config: Any, monkeypatch, capsys) -> None:
+    Path("settings.toml").write_text(to_toml(small_config("run.steps=1", "data.heldout=none")))
+    monkeypatch.setattr(Ranks, "measure_network", lambda ranks, device: f"1 GB/s by {device}")
+    assert run(["train", kind, "--config", "settings.toml"]) == 0
+    assert "1 GB/s by cpu" in capsys.readouterr().err
 
 
 def test_what_is_wrong_is_in_the_verdict(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,8 +153,7 @@ def check(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_with_vllm_all_is_well(dtype: str) -> None:
-    settings = ["--rollout", "vllm", "--set", f"backbone.dtype={dtype}"]
-    done = check("train", "--check", "--json", *SMALL, *settings)
+    done = check("train", "--check", "--json", *SMALL, "--rollout", "vllm", "--set", f"backbone.dtype={dtype}")
     assert done.returncode == 0, done.stderr + done.stdout
     assert json.loads(done.stdout)["well"]
 
@@ -152,8 +161,7 @@ def test_with_vllm_all_is_well(dtype: str) -> None:
 @pytest.mark.engines
 @pytest.mark.timeout(600)
 def test_two_ranks_under_deepspeed_are_checked_together() -> None:
-    settings = ["--nproc", "2", "--engine", "deepspeed", "--device", "cpu"]
-    done = check("train", "--check", "--json", *SMALL, *settings)
+    done = check("train", "--check", "--json", *SMALL, "--nproc", "2", "--engine", "deepspeed", "--device", "cpu")
     assert done.returncode == 0, done.stderr + done.stdout
     assert json.loads(done.stdout)["about"].endswith("on 2 x CPU")
 

@@ -132,6 +132,18 @@ def test_all_ranks_get_the_rollouts_of_one(num_ranks: int, together: int) -> Non
     assert all(results[rank][1] == results[rank - rank % together][1] for rank in range(num_ranks))
 
 
+def test_what_has_begun_is_asked_for_first() -> None:
+    """The two shortest questions have, on either rank."""
+    asked = [replace(each, drawn=5) if each.question_id in "12" else each for each in requests()]
+
+    def work(ranks: Ranks) -> list[bool]:
+        generator = RankedGenerator(Counting(), ranks)
+        generator.generate(asked, PARAMS)
+        return [question_id in "12" for question_id, _ in generator.local.asked]
+
+    assert on_ranks(2, work) == [[True] * 2 + [False] * 4] * 2
+
+
 def test_expected_lengths_outlive_a_checkpoint() -> None:
     """A resumed run deals as the uninterrupted one: another batch could round another way."""
     state = RunState()

@@ -6,6 +6,7 @@ have moved by a hundredth, as far as no log-prob in bfloat16 shows.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from vllm_pair import MARKS, opened, schedule_asynchronously
 
 from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.types import RolloutRequest, SamplingParams
+from exgrpo_cli.engines.generators import Score
 from exgrpo_cli.engines.policy.policy import Policy
 from exgrpo_cli.training.step.guards import require_current_weights
 
@@ -118,6 +120,20 @@ def test_a_missed_sync_stops_the_run(pair: tuple[Policy, Any]) -> None:
     generator.sync(policy.named_weights(), 5, policy.score)
     (rollouts,) = generator.generate([request], params)
     assert {each.weight_version for each in rollouts} == {5}
+
+
+def test_the_first_gap_bounds_those_of_all_later_syncs(pair: tuple[Policy, Any]) -> None:
+    """In bfloat16 one of half its bound passes, and allows no more: one and a half times the bound stops the run."""
+    policy, generator = pair
+    first, precision = generator._first_gap, generator._settings.backbone.dtype
+    bound = 1e-3 if precision == "float32" else max(0.05, 4 * first)
+
+    def apart(by: float) -> Score:
+        return lambda rows: [replace(own, logprobs=own.logprobs + np.float32(by)) for own in policy.score(rows)]
+
+    generator.sync(policy.named_weights(), 6, apart(0.5 * bound))
+    with pytest.raises(RunError, match=rf"\({first:.3g} at the first sync\), bound {bound:.3g} in {precision}"):
+        generator.sync(policy.named_weights(), 7, apart(1.5 * bound))
 
 
 def test_logits_are_summed_in_float32_as_the_trainers(pair: tuple[Policy, Any]) -> None:

@@ -15,22 +15,14 @@ from exgrpo_cli.engines.causal_lm import split_causal_lm
 from exgrpo_cli.engines.lora import adapt
 from exgrpo_cli.engines.policy.packing import pack, response_hidden
 from exgrpo_cli.machine import memory
-from exgrpo_cli.machine.memory import (
-    CONTEXT_BYTES,
-    Shape,
-    architecture,
-    backbone_shape,
-    fewest_gpus,
-    layer_bytes,
-    memory_plan,
-    shape_of,
-)
 from exgrpo_cli.presets import load_preset, preset_names
 
 PRESETS = {name: load_preset("backbones", name)["about"] for name in preset_names("backbones")}
 SHAPED = [name for name, about in PRESETS.items() if "shape" in about]
 GIGA = 10**9
-SMALL = Shape(num_parameters=1000, num_layers=2, hidden_size=8, ffn_size=16, query_size=8, kv_size=4, vocab_size=32)
+SMALL = memory.Shape(
+    num_parameters=1000, num_layers=2, hidden_size=8, ffn_size=16, query_size=8, kv_size=4, vocab_size=32
+)
 
 
 # As the model cards give them: 1.54, 7.62, 8.03, 0.135 and 0.49 billion.
@@ -44,26 +36,26 @@ def test_a_plan_counts_the_tiles_of_the_log_probs():
 
 def preset_config(name):
     """The transformers config of a preset."""
-    return architecture(build_config(backbone=name).backbone, TinySettings())
+    return memory.architecture(build_config(backbone=name).backbone, TinySettings())
 
 
 @pytest.mark.parametrize("name", SHAPED)
 def test_every_shape_has_the_parameters_of_its_architecture(name):
     source = load_preset("backbones", name)["backbone"]["source"]
-    counted = backbone_shape(BackboneSettings(name=name, source=source), TinySettings())
-    assert counted == shape_of(preset_config(name))
+    counted = memory.backbone_shape(BackboneSettings(name=name, source=source), TinySettings())
+    assert counted == memory.shape_of(preset_config(name))
     assert counted.num_parameters == SIZES.get(name, counted.num_parameters)
 
 
 def test_the_tiny_shape_a_folder_and_an_uncached_hub_id(tmp_path):
     config = build_config()
-    tiny = backbone_shape(config.backbone, config.tiny)
+    tiny = memory.backbone_shape(config.backbone, config.tiny)
     assert (tiny.hidden_size, tiny.num_layers, tiny.query_size, tiny.kv_size) == (128, 3, 128, 64)
-    assert tiny == shape_of(architecture(config.backbone, config.tiny))
+    assert tiny == memory.shape_of(memory.architecture(config.backbone, config.tiny))
     preset_config("qwen-math-1.5b").save_pretrained(tmp_path)
     folder = BackboneSettings(name="mine", source=str(tmp_path))
-    assert backbone_shape(folder, TinySettings()).num_parameters == SIZES["qwen-math-1.5b"]
-    assert backbone_shape(BackboneSettings(name="none", source="no-one/no-model"), TinySettings()) is None
+    assert memory.backbone_shape(folder, TinySettings()).num_parameters == SIZES["qwen-math-1.5b"]
+    assert memory.backbone_shape(BackboneSettings(name="none", source="no-one/no-model"), TinySettings()) is None
 
 
 @pytest.mark.parametrize(
@@ -96,8 +88,8 @@ def test_activations_of_packed_rows_are_what_autograd_keeps(prompt, response, mo
         f"backbone.dtype={dtype}",
         f"lora.rank={rank}",
     ]
-    shape = shape_of(_small_config(model_type, layers=2))
-    planned = layer_bytes(shape, build_config(assignments=settings), 1, prompt + response)
+    shape = memory.shape_of(_small_config(model_type, layers=2))
+    planned = memory.layer_bytes(shape, build_config(assignments=settings), 1, prompt + response)
     assert kept[1] - kept[0] == pytest.approx(planned, rel=0.02)
 
 
@@ -134,7 +126,7 @@ def test_parts_of_a_small_plan_by_hand():
     """1,000 parameters in bfloat16 on the torch engine, K = 8, prompt 10 and response 22 tokens."""
     limits = ["data.max_prompt_tokens=10", "rollout.max_response_tokens=22", "rollout.max_rows=5"]
     config = build_config(assignments=[*limits, "backbone.dtype=bfloat16", "optim.microbatch_tokens=16"])
-    plan = memory_plan(SMALL, config, gpus=4)
+    plan = memory.memory_plan(SMALL, config, gpus=4)
     assert plan.weights == 2 * 1000
     assert plan.gradients == 4 * 1000  # summed in float32 beside the masters
     assert plan.optimizer == (4 + 4 + 4) * 1000  # master, first and second moment: nothing is sharded
@@ -146,7 +138,7 @@ def test_parts_of_a_small_plan_by_hand():
     # The head has the last norm's input, that in float32, and what it reads.
     assert plan.activations == 2 * (layer + 8 * 2) * 32 + (2 + 4 + 2) * 8 * 32
     assert plan.logits == 3 * 32 * 32 * 4
-    resident = plan.weights + plan.optimizer + CONTEXT_BYTES + memory.NCCL_BYTES
+    resident = plan.weights + plan.optimizer + memory.CONTEXT_BYTES + memory.NCCL_BYTES
     assert plan.peaks["rollouts"] == resident + plan.rollout_engine
     # The cache lives for one call of the generator.
     assert plan.layer == (layer + 8 * 2) * 32
@@ -157,7 +149,7 @@ def test_parts_of_a_small_plan_by_hand():
     # With checkpointing inputs are kept; the tiles are gone when a layer is made again, and a wide one takes more.
     again = replace(config, backbone=replace(config.backbone, gradient_checkpointing=True))
     for shape in (SMALL, replace(SMALL, ffn_size=10_000)):
-        kept = memory_plan(shape, again, gpus=4)
+        kept = memory.memory_plan(shape, again, gpus=4)
         assert kept.activations == 2 * 8 * 2 * 32 + (2 + 4 + 2) * 8 * 32 + max(0, kept.layer - kept.logits)
 
 
@@ -168,13 +160,13 @@ def test_parts_of_a_small_plan_with_an_adapter_by_hand():
     asked = ["lora.rank=2", "backbone.dtype=bfloat16", "objective.kl_coefficient=0.1"]
     trained = 2 * 2 * (2 * (8 + 8) + 2 * (8 + 4) + 3 * (8 + 16))
     linear = 2 * (2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 16)
-    plan = memory_plan(SMALL, build_config(assignments=asked), gpus=1)
+    plan = memory.memory_plan(SMALL, build_config(assignments=asked), gpus=1)
     assert (plan.weights, plan.gradients, plan.optimizer) == (2 * (1000 + trained + linear), 4 * trained, 12 * trained)
-    sharded = memory_plan(
+    sharded = memory.memory_plan(
         SMALL, build_config(assignments=[*asked, "optim.engine=deepspeed", "rollout.engine=vllm"]), gpus=4
     )
     assert (sharded.weights, sharded.optimizer) == (2 * (1000 + trained), 12 * trained // 4)
-    two = memory_plan(SMALL, build_config(assignments=[*asked, "lora.targets=q_proj,down_proj"]), gpus=1)
+    two = memory.memory_plan(SMALL, build_config(assignments=[*asked, "lora.targets=q_proj,down_proj"]), gpus=1)
     assert two.gradients == 4 * 2 * 2 * ((8 + 8) + (16 + 8))
 
 
@@ -196,7 +188,7 @@ def test_parts_of_a_small_plan_with_an_adapter_by_hand():
     ],
 )
 def test_engines_and_zero_stages_hold_what_they_say(settings, weights, gradients, optimizer, on_host):
-    plan = memory_plan(SMALL, build_config(backbone="qwen-math-7b", assignments=settings), gpus=4)
+    plan = memory.memory_plan(SMALL, build_config(backbone="qwen-math-7b", assignments=settings), gpus=4)
     assert (plan.weights, plan.gradients, plan.optimizer) == (weights, gradients, optimizer)
     assert plan.optimizer_on_host == on_host
 
@@ -206,37 +198,37 @@ def test_gradients_are_reduced_in_buckets_and_float32():
     sharded = {
         stage: build_config(backbone="qwen-math-7b", assignments=[f"optim.zero_stage={stage}"]) for stage in (2, 3)
     }
-    plans = {stage: memory_plan(SMALL, config, gpus=4) for stage, config in sharded.items()}
+    plans = {stage: memory.memory_plan(SMALL, config, gpus=4) for stage, config in sharded.items()}
     for stage, width in ((2, 2), (3, 4)):
         assert plans[stage].buckets == 2**28 * width + 4 * 1000 + 2 * 2 * 32 * 8
     plan = plans[2]
     trained = plan.weights + plan.optimizer + plan.gradients + plan.buckets
-    assert plan.peaks["update"] == trained + plan.activations + plan.logits + CONTEXT_BYTES + memory.NCCL_BYTES
+    assert plan.peaks["update"] == trained + plan.activations + plan.logits + memory.CONTEXT_BYTES + memory.NCCL_BYTES
 
 
 @pytest.mark.parametrize(("name", "gpus"), [("qwen-math-1.5b", 1), ("qwen-math-7b", 4), ("llama-8b", 4)])
 def test_fewest_gpus_is_the_first_count_that_fits(name, gpus):
     config = build_config(backbone=name)
-    shape = shape_of(preset_config(name))
-    assert fewest_gpus(shape, config, gpu_memory_bytes=80 * GIGA) == gpus
-    assert memory_plan(shape, config, gpus=gpus).peak <= 80 * GIGA
-    assert gpus == 1 or memory_plan(shape, config, gpus=gpus // 2).peak > 80 * GIGA
-    assert fewest_gpus(shape, config, gpu_memory_bytes=GIGA) is None
+    shape = memory.shape_of(preset_config(name))
+    assert memory.fewest_gpus(shape, config, gpu_memory_bytes=80 * GIGA) == gpus
+    assert memory.memory_plan(shape, config, gpus=gpus).peak <= 80 * GIGA
+    assert gpus == 1 or memory.memory_plan(shape, config, gpus=gpus // 2).peak > 80 * GIGA
+    assert memory.fewest_gpus(shape, config, gpu_memory_bytes=GIGA) is None
 
 
 def test_vllm_has_room_for_an_adapter_that_it_applies_itself():
     """Rank 9 has room for 16, in 2 bytes: its base rests in main memory. On a CPU it is gathered for each token."""
     asked = ["rollout.engine=vllm", "lora.rank=9", "backbone.dtype=bfloat16"]
     configs = [build_config(assignments=[*asked, *more]) for more in ([], ["lora.sync=adapter"])]
-    on_cpu = [memory_plan(SMALL, config, gpus=1, on_gpu=False) for config in configs]
+    on_cpu = [memory.memory_plan(SMALL, config, gpus=1, on_gpu=False) for config in configs]
     room = 16 * sum(map(sum, SMALL.adapted(configs[1].lora))) * 2
     assert on_cpu[1].rollout_engine - on_cpu[0].rollout_engine == room + 16 * SMALL.ffn_size * 4 * 8192
-    on_gpu = [memory_plan(SMALL, config, gpus=1) for config in configs]
+    on_gpu = [memory.memory_plan(SMALL, config, gpus=1) for config in configs]
     assert [plan.engine_on_host for plan in (*on_cpu, *on_gpu)] == [0, 0, 0, 2 * SMALL.num_parameters]
 
 
 def test_vllm_on_a_cpu_keeps_its_memory_during_the_update():
-    plan = memory_plan(SMALL, build_config(assignments=["rollout.engine=vllm"]), gpus=1, on_gpu=False)
+    plan = memory.memory_plan(SMALL, build_config(assignments=["rollout.engine=vllm"]), gpus=1, on_gpu=False)
     assert (plan.gpu_memory_fraction, plan.engine_asleep) == (0, plan.rollout_engine)
     trained = plan.weights + plan.gradients + plan.optimizer + plan.activations + plan.logits
     assert plan.peaks["update"] == trained + plan.engine_asleep
@@ -245,5 +237,5 @@ def test_vllm_on_a_cpu_keeps_its_memory_during_the_update():
 
 def test_stage_3_gathers_a_billion_weights_at_a_time():
     config = build_config(backbone="qwen-math-7b", assignments=["optim.zero_stage=3"])
-    plan = memory_plan(replace(SMALL, num_parameters=8 * GIGA), config, gpus=4)
+    plan = memory.memory_plan(replace(SMALL, num_parameters=8 * GIGA), config, gpus=4)
     assert (plan.weights, plan.gradients) == (2 * (2 + 1) * GIGA, 4 * (2 + 1) * GIGA)

@@ -135,10 +135,8 @@ def test_a_killed_rank_is_named_in_lines_of_our_own(small_config, tmp_path: Path
     """torch's C++ code would put a line of gloo's beside them, which says less and comes last."""
     file, run = tmp_path / "settings.toml", tmp_path / "run"
     file.write_text(to_toml(small_config("run.steps=500", "run.nproc=2")))
-    command = [sys.executable, "-m", "exgrpo_cli", "train", "--quiet"]
-    started = subprocess.Popen(
-        [*command, "--config", str(file), "--output", str(run)], stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-m", "exgrpo_cli", "train", "--quiet", "--config", str(file), "--output", str(run)]
+    started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     wait_for_step(run, 1, started)
     psutil.Process(started.pid).children()[1].kill()
     _, talk = started.communicate(timeout=60)
@@ -170,7 +168,7 @@ def test_rollouts_that_carry_over_go_on_after_a_rank_is_killed_as_if_it_were_not
 
 
 @pytest.mark.engines
-def test_of_two_hosts_rank_0_alone_writes_the_run_folder(small_config, tmp_path: Path) -> None:
+def test_of_two_hosts_rank_0_alone_writes_the_run_folder_and_names_the_network(small_config, tmp_path: Path) -> None:
     settings = tmp_path / "settings.toml"
     settings.write_text(to_toml(small_config("run.steps=2")))
     hosts = [tmp_path / "first", tmp_path / "second"]
@@ -188,3 +186,4 @@ def test_of_two_hosts_rank_0_alone_writes_the_run_folder(small_config, tmp_path:
     assert all(0 <= line["time/rollout_idle"] < line["time/rollout"] for line in lines)
     assert json.loads((hosts[main] / "run" / "environment.json").read_text())["ranks"] == 2
     assert (hosts[main] / "run" / "model" / "model.safetensors").is_file()
+    assert "network of 2 hosts: lo, " in outputs[main][1]

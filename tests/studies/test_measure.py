@@ -26,18 +26,8 @@ from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.result import Memorising, PassRates, config_hash, find_results, read_result, write_result
 from exgrpo_cli.runs.validations import Validation, read_validations
 from exgrpo_cli.show.figures.run import memorising_figure
+from exgrpo_cli.studies import measure
 from exgrpo_cli.studies.endpoints import newly_solved_at_end
-from exgrpo_cli.studies.measure import (
-    area,
-    auc,
-    collapsed,
-    ledger_counts,
-    new_fall,
-    newly_solved,
-    pass_rates,
-    same_level_weights,
-    valid_traces,
-)
 
 
 def validation(step: int, *correct: int, generated: int = 0) -> Validation:
@@ -51,13 +41,15 @@ def test_area_new_solutions_and_collapse_by_hand() -> None:
         validation(9, 0, 0, 4, 0, generated=400),
     )
     # Rates 4/16, 6/16, 4/16 at 0, 100, 400 tokens: (0.3125 * 100 + 0.3125 * 300) / 400.
-    assert area([start, middle, end]) == pytest.approx(0.3125)
+    assert measure.area([start, middle, end]) == pytest.approx(0.3125)
     # Of questions 0, 1 and 3, unsolved before, 1 and 3 were solved once.
-    assert newly_solved([start, middle, end]) == pytest.approx(2 / 3)
-    assert newly_solved([start]) is None and area([start]) is None and collapsed([start]) is None
+    assert measure.newly_solved([start, middle, end]) == pytest.approx(2 / 3)
+    assert (
+        measure.newly_solved([start]) is None and measure.area([start]) is None and measure.collapsed([start]) is None
+    )
     best, worst = validation(0, *[4] * 200), validation(9, *[0] * 199, 4)
-    assert collapsed([best, worst]) is True and collapsed([worst, best]) is False
-    assert collapsed([best, validation(9, *[2] * 200)]) is False
+    assert measure.collapsed([best, worst]) is True and measure.collapsed([worst, best]) is False
+    assert measure.collapsed([best, validation(9, *[2] * 200)]) is False
 
 
 def test_newly_solved_at_the_end_asks_each_run_once() -> None:
@@ -70,13 +62,18 @@ def test_a_fall_is_told_when_it_is_clear_and_once() -> None:
     """Of 4 responses each: 3 right before training and at first, then 1, then none; half of them recover."""
     before, same = validation(0, *[3] * 40), validation(5, *[3] * 40)
     low, lower, risen = validation(10, *[1] * 40), validation(15, *[0] * 40), validation(20, *[3] * 40)
-    told = new_fall([before, same, low])
+    told = measure.new_fall([before, same, low])
     assert told.startswith("held-out pass@1 has fallen from 0.750 before training to 0.250 after step 10; usual causes")
-    assert new_fall([before, same, low, lower]) == "" == new_fall([before, same]) == new_fall([before])
-    assert "to 0.250 after step 10" in new_fall([before, same, lower, risen, low])
+    assert (
+        measure.new_fall([before, same, low, lower])
+        == ""
+        == measure.new_fall([before, same])
+        == measure.new_fall([before])
+    )
+    assert "to 0.250 after step 10" in measure.new_fall([before, same, lower, risen, low])
     # A twentieth less is no fall, and one question that is no longer solved may be chance.
-    assert new_fall([validation(0, *[4] * 100), validation(5, *[4] * 95, *[0] * 5)]) == ""
-    assert new_fall([validation(0, 4, 0, 0, 0), validation(5, 0, 0, 0, 0)]) == ""
+    assert measure.new_fall([validation(0, *[4] * 100), validation(5, *[4] * 95, *[0] * 5)]) == ""
+    assert measure.new_fall([validation(0, 4, 0, 0, 0), validation(5, 0, 0, 0, 0)]) == ""
 
 
 def test_validations_are_read_by_step_and_the_last_of_a_step_counts(tmp_path: Path) -> None:
@@ -98,26 +95,26 @@ def test_validations_are_read_by_step_and_the_last_of_a_step_counts(tmp_path: Pa
 
 def test_never_seen_questions_get_the_levels_of_the_replayed_ones() -> None:
     """Two easy and one hard held-out question; of the replayed ones three are hard and one easy."""
-    weights = same_level_weights(["2", "2", "9"], {"9": 3, "2": 1})
+    weights = measure.same_level_weights(["2", "2", "9"], {"9": 3, "2": 1})
     before, after = validation(0, 4, 4, 0), validation(5, 4, 4, 2)
     # Easy 1.0, hard 0 then 0.5: 1/4 + 3/4 * 0 and 1/4 + 3/4 * 0.5.
-    assert pass_rates([before, after], weights) == PassRates(questions=3, before=0.25, after=0.625)
-    assert same_level_weights(["2", "2"], {"9": 3}).tolist() == [1.0, 1.0]
+    assert measure.pass_rates([before, after], weights) == PassRates(questions=3, before=0.25, after=0.625)
+    assert measure.same_level_weights(["2", "2"], {"9": 3}).tolist() == [1.0, 1.0]
     none, last = np.array([False, False, False]), np.array([False, False, True])
-    assert pass_rates([before, after], none) == PassRates(questions=0, before=None, after=None)
-    assert pass_rates([before, after], last) == PassRates(questions=1, before=0.0, after=0.5)
+    assert measure.pass_rates([before, after], none) == PassRates(questions=0, before=None, after=None)
+    assert measure.pass_rates([before, after], last) == PassRates(questions=1, before=0.0, after=0.5)
 
 
 def test_the_auc_counts_pairs_over_all_or_within_a_question() -> None:
     """Valid 0.1, 0.4; invalid 0.3, 0.4: pairs below 1, 1, 0 and a tie of one half: 2.5 of 4."""
     entropy, valid, one = np.array([0.1, 0.4, 0.3, 0.4]), np.array([True, True, False, False]), np.zeros(4, dtype=int)
-    assert auc(entropy, valid, one) == 2.5 / 4
-    assert auc(entropy[:2], valid[:2], one[:2]) is None
+    assert measure.auc(entropy, valid, one) == 2.5 / 4
+    assert measure.auc(entropy[:2], valid[:2], one[:2]) is None
     # Responses to the second, harder question are less certain: over all entropy tells, within a question it does not.
     entropy, valid = np.array([0.1, 0.2, 0.3, 1.1, 1.2, 1.3]), np.array([True, False, True, False, True, False])
-    assert auc(entropy, valid, np.zeros(6, dtype=int)) == 6 / 9
-    assert auc(entropy, valid, np.array([4, 4, 4, 9, 9, 9])) == (1 + 1) / (2 + 2)
-    assert auc(entropy, valid, np.arange(6)) is None
+    assert measure.auc(entropy, valid, np.zeros(6, dtype=int)) == 6 / 9
+    assert measure.auc(entropy, valid, np.array([4, 4, 4, 9, 9, 9])) == (1 + 1) / (2 + 2)
+    assert measure.auc(entropy, valid, np.arange(6)) is None
 
 
 def test_the_hash_tells_settings_apart_and_forgets_seed_and_machine() -> None:
@@ -212,18 +209,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_lucky_guesses_are_told_from_working_that_holds(run: Path) -> None:
     """Six valid ones, all sure; six guesses, five unsure, one a tie: AUC (5 + 0.5) / 6. Thirds are four each."""
-    found = valid_traces(run)
+    found = measure.valid_traces(run)
     assert found is not None and found.trajectories == 12 and found.valid == 0.5
     assert found.auc == pytest.approx(5.5 / 6)
     assert found.low_entropy == 1.0 and found.high_entropy == 0.0
-    replays, successes, _ = ledger_counts(run)
+    replays, successes, _ = measure.ledger_counts(run)
     assert list(replays.values()) == [1] and replays.keys() <= {question.id for question in QUESTIONS}
     assert successes == {question.id: 2 for question in QUESTIONS}
-    assert ledger_counts(run / "data") == ({}, {}, {})
+    assert measure.ledger_counts(run / "data") == ({}, {}, {})
 
 
 def test_a_task_that_cannot_tell_has_none(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     plain = [replace(question, source="s") for question in QUESTIONS]
     write_questions(tmp_path / "data" / "train.parquet", plain, {})
-    assert valid_traces(tmp_path) is None
+    assert measure.valid_traces(tmp_path) is None

@@ -7,18 +7,7 @@ import numpy as np
 import pytest
 
 from exgrpo_cli.algo.advantages import centred_advantages
-from exgrpo_cli.base.types import (
-    AnswerFormat,
-    Grade,
-    GradedRollout,
-    Message,
-    Question,
-    Rollout,
-    StopReason,
-    TokenScores,
-    Trajectory,
-    Verdict,
-)
+from exgrpo_cli.base import types
 from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.engines.policy.policy import UpdateReport
 from exgrpo_cli.evaluation.sampling import Evaluation, QuestionRecord, Sample
@@ -30,11 +19,13 @@ from exgrpo_cli.runs.result import remarks
 from exgrpo_cli.training import metrics
 from exgrpo_cli.training.step.groups import Group
 
-QUESTION = Question(id="q", prompt=(Message(role="user", content="1+1=?"),), answer="2", source="test")
+QUESTION = types.Question(id="q", prompt=(types.Message(role="user", content="1+1=?"),), answer="2", source="test")
 
 
-def member(verdict: Verdict, tokens: int = 3, stop: StopReason = StopReason.EOS, engine: float = -0.5) -> GradedRollout:
-    rollout = Rollout(
+def member(
+    verdict: types.Verdict, tokens: int = 3, stop: types.StopReason = types.StopReason.EOS, engine: float = -0.5
+) -> types.GradedRollout:
+    rollout = types.Rollout(
         question_id="q",
         member=0,
         token_ids=np.arange(tokens, dtype=np.int32),
@@ -42,17 +33,17 @@ def member(verdict: Verdict, tokens: int = 3, stop: StopReason = StopReason.EOS,
         stop_reason=stop,
         weight_version=0,
     )
-    return GradedRollout(rollout=rollout, text="", grade=Grade.of(verdict))
+    return types.GradedRollout(rollout=rollout, text="", grade=types.Grade.of(verdict))
 
 
-def scores(tokens: int = 3, logprob: float = -0.5) -> TokenScores:
-    return TokenScores(
+def scores(tokens: int = 3, logprob: float = -0.5) -> types.TokenScores:
+    return types.TokenScores(
         logprobs=np.full(tokens, logprob, dtype=np.float32), entropies=np.full(tokens, 0.25, dtype=np.float32)
     )
 
 
-def trajectory(logprob: float = -1.0, tokens: int = 2) -> Trajectory:
-    return Trajectory(
+def trajectory(logprob: float = -1.0, tokens: int = 2) -> types.Trajectory:
+    return types.Trajectory(
         trajectory_id=7,
         question_id="q",
         token_ids=np.arange(tokens, dtype=np.int32),
@@ -62,7 +53,7 @@ def trajectory(logprob: float = -1.0, tokens: int = 2) -> Trajectory:
     )
 
 
-def group(*verdicts: Verdict, replayed: bool = False) -> Group:
+def group(*verdicts: types.Verdict, replayed: bool = False) -> Group:
     return Group(
         question=QUESTION,
         prompt_ids=np.array([5, 6], dtype=np.int32),
@@ -77,7 +68,7 @@ def stored_rows(*rewards: float) -> tuple[Replayed, ...]:
     return tuple(Replayed(trajectory=row, behaviour_logprobs=row.behaviour_logprobs) for row in rows)
 
 
-C, W = Verdict.CORRECT, Verdict.WRONG
+C, W = types.Verdict.CORRECT, types.Verdict.WRONG
 
 
 @pytest.mark.parametrize(
@@ -94,7 +85,7 @@ C, W = Verdict.CORRECT, Verdict.WRONG
         # K = 4, two stored successes stand in for rollouts: k counts them, the mean 3/4 is over all four.
         ((C, W), (1, 1), {}, [0.25, -0.75, 0.25, 0.25], 3),
         # Rewards 1, 0, 0 and the replayed 1: mean 1/2; without it the mean would be 1/3.
-        ((C, W, Verdict.NO_ANSWER), (1,), {}, [0.5, -0.5, -0.5, 0.5], 2),
+        ((C, W, types.Verdict.NO_ANSWER), (1,), {}, [0.5, -0.5, -0.5, 0.5], 2),
     ],
 )  # fmt: skip
 def test_stored_rows_beside_rollouts_or_in_their_place(fresh, stored, how, advantages, k) -> None:
@@ -107,16 +98,16 @@ def test_stored_rows_beside_rollouts_or_in_their_place(fresh, stored, how, advan
 
 def test_the_replayed_row_keeps_its_own_behaviour_log_probs() -> None:
     """Were they taken from this step's scores (-0.5), the ratio would be 1 and hide the off-policyness."""
-    row = group(Verdict.CORRECT, replayed=True).rows(centred_advantages)[-1]
+    row = group(types.Verdict.CORRECT, replayed=True).rows(centred_advantages)[-1]
     np.testing.assert_array_equal(row.behaviour_logprobs, np.array([-1.0, -1.0], dtype=np.float32))
     np.testing.assert_array_equal(row.sequence.response_ids, [0, 1])
     np.testing.assert_array_equal(row.sequence.prompt_ids, [5, 6])
 
 
 def test_a_timeout_is_a_failure_of_the_verifier_and_no_answer_is_not() -> None:
-    assert group(Verdict.CORRECT, Verdict.TIMEOUT).verifier_failed
-    assert group(Verdict.CORRECT, Verdict.CRASHED).verifier_failed
-    assert not group(Verdict.WRONG, Verdict.NO_ANSWER, Verdict.UNPARSABLE_GOLD).verifier_failed
+    assert group(types.Verdict.CORRECT, types.Verdict.TIMEOUT).verifier_failed
+    assert group(types.Verdict.CORRECT, types.Verdict.CRASHED).verifier_failed
+    assert not group(types.Verdict.WRONG, types.Verdict.NO_ANSWER, types.Verdict.UNPARSABLE_GOLD).verifier_failed
 
 
 def test_batch_metrics_leave_experiential_groups_to_replay_keys() -> None:
@@ -134,7 +125,7 @@ def test_the_start_threshold_sees_all_rollouts_of_the_batch() -> None:
 
 def test_log_prob_gap_is_absolute() -> None:
     """Trainer -0.5; engine -0.4 for one rollout and -0.7 for the other: gaps 0.1 and 0.2 over 3 tokens each."""
-    rollouts = [member(Verdict.WRONG, engine=engine).rollout for engine in (-0.4, -0.7)]
+    rollouts = [member(types.Verdict.WRONG, engine=engine).rollout for engine in (-0.4, -0.7)]
     gap = metrics.score_gaps(rollouts, [scores(), scores()])
     assert "policy/entropy_gap_mean" not in gap
     both = zip(rollouts, (0.5, 0.25), strict=True)
@@ -196,7 +187,7 @@ def test_update_metrics_average_means_and_take_maxima_of_maxima() -> None:
     ],
 )
 def test_effective_sample_share_by_hand(past: float, now: tuple[float, float], share: float) -> None:
-    found = TokenScores(logprobs=np.array(now, dtype=np.float32), entropies=np.zeros(2, dtype=np.float32))
+    found = types.TokenScores(logprobs=np.array(now, dtype=np.float32), entropies=np.zeros(2, dtype=np.float32))
     assert effective_sample_share([trajectory(logprob=past)], [found]) == pytest.approx(share, abs=1e-6)
 
 
@@ -206,14 +197,16 @@ def test_experiential_questions_are_the_floor_of_rho_times_b(ratio: float, quest
     assert whole_share(ratio, questions) == expected
 
 
-FORMAT = AnswerFormat(opens_think=False, requires_box=False, require_eos=False)
+FORMAT = types.AnswerFormat(opens_think=False, requires_box=False, require_eos=False)
 
 
-def answered(question: str, source: str, responses: dict[str, Verdict]) -> Evaluation:
+def answered(question: str, source: str, responses: dict[str, types.Verdict]) -> Evaluation:
     """An evaluation of one question whose answer is 7, by these responses and verdicts."""
-    asked = replace(QUESTION, prompt=(Message(role="user", content=question),), answer="7", source=source)
+    asked = replace(QUESTION, prompt=(types.Message(role="user", content=question),), answer="7", source=source)
     samples = tuple(
-        Sample(member=i, seed=i, text=text, num_tokens=3, stop_reason=StopReason.EOS, logprob=None, verdict=verdict)
+        Sample(
+            member=i, seed=i, text=text, num_tokens=3, stop_reason=types.StopReason.EOS, logprob=None, verdict=verdict
+        )
         for i, (text, verdict) in enumerate(responses.items())
     )
     return Evaluation(records=(QuestionRecord(question=asked, samples=samples),))
