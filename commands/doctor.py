@@ -76,9 +76,7 @@ def _print_report(report: Mapping[str, Any]) -> None:
         needs = f"{each['peak_bytes'] / GIB:.1f} GiB {where}{would_do}"
         backbones.append((each["name"], "fits" if each["fits"] else "too large", needs))
     console.print(_table("backbone", backbones))
-    planned = [
-        (each["name"], *(_on_card(settings) for settings in each["cards"].values())) for each in report["backbones"]
-    ]
+    planned = [(each["name"], *map(_on_card, each["cards"].values())) for each in report["backbones"]]
     if planned:
         names = [f"{name.replace('x', ' x ')} GB" for name in report["backbones"][0]["cards"]]
         console.print(_table("planned for", planned, names))

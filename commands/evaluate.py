@@ -119,10 +119,7 @@ def _plot(table: "ResultTable", folder: Path) -> None:
         for model, results in table.models.items()
         if name in results
     ]
-    scores = [
-        (model, f"{title}, {measure(figures)}", {**figures, "value": figures["avg_at_k"]})
-        for model, title, figures in found
-    ]
+    scores = [(model, f"{title}, {measure(each)}", {**each, "value": each["avg_at_k"]}) for model, title, each in found]
     curves = [(model, title, figures["pass_at_k"]) for model, title, figures in found if figures["k"] > 1]
     formats = ("png", "svg", "pdf")
     save(accuracy_by_benchmark(scores), folder, "accuracy", formats=formats)

@@ -34,9 +34,7 @@ def presets(name: str | None = None, json: bool = False, debug: bool = False) ->
 
     if name is None:
         known = {kind: {own: load_preset(kind, own).get("about", {}) for own in preset_names(kind)} for kind in KINDS}
-        titles = {
-            kind: {each: about.get("title", "") for each, about in presets.items()} for kind, presets in known.items()
-        }
+        titles = {kind: {each: about.get("title", "") for each, about in own.items()} for kind, own in known.items()}
         print_json(titles) if json else _print_listing(known)
         return
     kind = find_preset(name)

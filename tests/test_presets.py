@@ -16,38 +16,10 @@ PUBLISHED = ("llama-8b", "llama-8b-instruct", "luffy-7b", "qwen-7b-instruct", "q
 SMALL = ("qwen2.5-0.5b-instruct", "smollm2-135m", "tiny")
 BACKBONES = (*PUBLISHED, *SMALL)
 
-ON_POLICY = {("replay", "enabled"): False, ("replay", "retirement"): False, ("objective", "clip_in_mixed_phase"): True}
-ROUNDS = ON_POLICY | {("rollout", "max_rounds"): 10}
 # The paper's ablation arms and what each changes against ExGRPO, as (section, key): value.
 ARMS = {
-    "uniform-questions": {("replay", "sampler"): "uniform"},
-    "random-trajectory": {("replay", "metric"): "random"},
-    "neither": {("replay", "sampler"): "uniform", ("replay", "metric"): "random"},
-    "highest-entropy": {("replay", "direction"): "max"},
-    "no-importance-correction": {("objective", "importance"): "old"},
-    "no-shaping": {("objective", "shaping"): False},
-    "rho-0.25": {("replay", "ratio"): 0.25},
-    "rho-0.75": {("replay", "ratio"): 0.75},
-    "sigma-0.0625": {("replay", "sigma"): 0.0625},
-    "sigma-0.1875": {("replay", "sigma"): 0.1875},
-    "mu-0.25": {("replay", "mu"): 0.25},
-    "readmit": {("replay", "readmit_fraction"): 0.1},
-    "grpo": ON_POLICY,
-    "dynamic-sampling": ROUNDS,
-    "dapo": ROUNDS | {("objective", "clip_high"): 0.28, ("objective", "aggregation"): "token-mean"},
-    "dbb": ON_POLICY | {("objective", "baseline"): "history"},
-    "ngrpo": ON_POLICY
-    | {("objective", key): value for key, value in dict(baseline="virtual", clip_low=0.16, clip_high=0.24).items()},
-    "random": {("replay", "metric"): "random"},
-    **{
-        f"{metric}-{direction}": {("replay", "metric"): metric, ("replay", "direction"): direction}
-        for metric, direction in itertools.product(("ent", "ent-sum", "ppl", "length"), ("min", "max"))
-    },
-    **{
-        f"sampler-{name}": {("replay", "sampler"): name}
-        for name in ("normal", "linear", "linear-clip", "sqrt", "uniform")
-    },
-    "exgrpo": {},
+    name: {(section, key): value for section, values in changed.items() for key, value in values.items()}
+    for name, changed in tomllib.loads(Path(__file__).with_name("arms.toml").read_text()).items()
 }
 
 

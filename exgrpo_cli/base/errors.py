@@ -70,9 +70,7 @@ def nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
     import difflib
 
     close = alike(name, known) or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if close:
-        return f" Did you mean {close[0]!r}?"
-    return f" Known: {', '.join(sorted(known))}."
+    return f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(sorted(known))}."
 
 
 def shown(value: object) -> str:

@@ -110,16 +110,14 @@ def bootstrap_interval(values: Rates, rng: np.random.Generator, *, resamples: in
     return float(low), float(high)
 
 
-def _with_unseen(
-    interval: tuple[float, float], value: float, questions: int, *, smallest: float
-) -> tuple[float, float]:
+def _with_unseen(interval: tuple[float, float], value: float, number: int, *, smallest: float) -> tuple[float, float]:
     """The interval, at least as wide as a share of questions unlike those seen would make it.
 
     The share is Wilson's upper end at 0 of n: n questions without an exception do not rule out that many. Counted with
     the smallest value (0 of a rate, -1 of a difference) it gives the lower end, with the largest, 1, the upper one.
     None right of n is therefore never a wider interval than one right; far from the ends the bootstrap is wider still.
     """
-    unseen = wilson(0.0, questions)[1]
+    unseen = wilson(0.0, number)[1]
     low, high = min(interval[0], value - unseen * (value - smallest)), max(interval[1], value + unseen * (1 - value))
     # Rounding could leave ends such as 1 + 1e-16.
     return max(smallest, low), min(1.0, high)

@@ -242,9 +242,7 @@ def convert(value: Any, kind: Any, where: str) -> Any:
     if form is Literal:
         options = typing.get_args(kind)
         if value not in options:
-            raise InputError(
-                f"{where} = {shown(value)} is not known.{nearest(shown(value), [str(o) for o in options])}"
-            )
+            raise InputError(f"{where} = {shown(value)} is not known.{nearest(shown(value), [*map(str, options)])}")
         return value
     if form is dict:
         if not isinstance(value, Mapping):

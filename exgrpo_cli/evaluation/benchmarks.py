@@ -135,10 +135,7 @@ def averages_over(names: Collection[str]) -> dict[str, tuple[str, ...]]:
         found = {group: tuple(name for name in members if name in names) for group, members in suite.items()}
         found = {group: members for group, members in found.items() if members}
         if sum(map(len, found.values())) == len(names) and all(len(members) > 1 for members in found.values()):
-            return {
-                group if len(members) == len(suite[group]) else "+".join(members): members
-                for group, members in found.items()
-            }
+            return {group if len(each) == len(suite[group]) else "+".join(each): each for group, each in found.items()}
     return {"+".join(names): tuple(names)}
 
 

@@ -306,9 +306,7 @@ def models_in(paths: Sequence[Path]) -> dict[str, dict[str, ResultsFolder]]:
             behind.append(f"({source.name})")
         folders[benchmark] = result
     for more in (behind, [f"[{number}]" for number in range(1, len(models) + 1)]):
-        labels = [
-            f"{label} {each}" if labels.count(label) > 1 else label for label, each in zip(labels, more, strict=True)
-        ]
+        labels = [f"{name} {each}" if labels.count(name) > 1 else name for name, each in zip(labels, more, strict=True)]
     return {label: folders for label, (_, folders) in zip(labels, models, strict=True)}
 
 

@@ -37,15 +37,9 @@ MAY_DIFFER_ON_RESUME = ("environment.", "model.path", "benchmark.origin")
 # What may differ between two compared models: all of the above, the models, and the random numbers. Which answer format
 # "auto" means is the models' own affair as well.
 MAY_DIFFER_IN_COMPARISON = (
-    "environment.",
-    "model.",
-    "engine.",
-    "sampling.seed",
-    "prompt.opens_think",
-    "prompt.requires_box",
-    "benchmark.origin",
-    "benchmark.folded_rows",
-)
+    "environment.", "model.", "engine.", "sampling.seed", "prompt.opens_think", "prompt.requires_box",
+    "benchmark.origin", "benchmark.folded_rows",
+)  # fmt: skip
 _FAILURES = tables()["failures"]
 _STAMP = {
     "benchmark": {"name": str},

@@ -54,10 +54,7 @@ _WRITTEN: dict[str, Callable[[re.Match[str]], str]] = {
 
 def _rules(name: str) -> Sequence[Rule]:
     """The rules of a table, in order."""
-    return [
-        (re.compile(expanded(pattern, _PIECES)), _WRITTEN.get(replacement, replacement))
-        for pattern, replacement in _TABLES[name]
-    ]
+    return [(re.compile(expanded(pattern, _PIECES)), _WRITTEN.get(new, new)) for pattern, new in _TABLES[name]]
 
 
 _RULES = {name: _rules(name) for name in _TABLES if name != "pieces"}

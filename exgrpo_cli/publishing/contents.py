@@ -228,13 +228,9 @@ def _with_ledger(package: Package, run: Path, about: Mapping[str, Any]) -> Packa
         replace(question, source=package.private.redact(question.source, str(source)))
         for question in read_questions(source).questions
     ]
-    write_questions(package.place(record.QUESTIONS_FILE.as_posix()), questions, {})
+    write_questions(package.place(str(record.QUESTIONS_FILE)), questions, {})
     package.copy(write_report(run, package.place("report.html")))
-    tables = {
-        ROWS: f"{ROWS}/*.parquet",
-        "questions": record.QUESTIONS_FILE.as_posix(),
-        **_write_tables(package, reader),
-    }
+    tables = {ROWS: f"{ROWS}/*.parquet", "questions": str(record.QUESTIONS_FILE), **_write_tables(package, reader)}
     tokenizer = Path("model", record.TOKENIZER_FILE)
     if (run / tokenizer).is_file():
         package.files[tokenizer.as_posix()] = run / tokenizer

@@ -283,9 +283,7 @@ _KNOWN = (
     _Known(MULTIPLE_CHOICE, (_ASKED, _OFFERED, _KEYS), _listed_choices, tells=True),
     _Known(MULTIPLE_CHOICE, (_QUESTIONS, _ANSWERS, ("a",), ("b",)), _lettered_choices, LETTERS[2:].lower()),
     _Known("numbers apart", (("question",), ("numbers",), ("answer",)), _numbered, tells=True, when=_is_numbered),
-    _Known(
-        "facts and question", (("question",), ("answer",)), _told_in_two, tells=True, when=lambda c, rows: "body" in c
-    ),
+    _Known("facts and question", (("question",), ("answer",)), _told_in_two, tells=True, when=lambda c, _: "body" in c),
     _Known("gsm8k", (_QUESTIONS, ("answer",)), _gsm8k, when=_is_gsm8k),
     _Known("question and answer", (_QUESTIONS, _ANSWERS), _question_answer, tells=True),
     _Known("math", (_QUESTIONS, ("solution",)), _math),

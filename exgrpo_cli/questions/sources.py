@@ -187,9 +187,7 @@ def _splits_of(data: Sequence[str], entry: Mapping[str, Any]) -> Splits:
     for listed in _listed(entry.get("data_files")):
         named = listed if isinstance(listed, Mapping) else {"split": "train", "path": listed}
         patterns = _listed(named["path"])
-        splits[named["split"]] += [
-            path for path in inside if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
-        ]
+        splits[named["split"]] += [path for path in inside if any(fnmatch.fnmatchcase(path, each) for each in patterns)]
     if not entry.get("data_files"):
         for path in inside:
             splits[_split_of_name(path)].append(path)

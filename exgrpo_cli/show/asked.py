@@ -230,11 +230,8 @@ def parse_what_if(text: str, own: Place) -> tuple[Any, tuple[str, ...]]:
             raise InputError(f"--what-if {text!r}: metric says {last} and direction {given['direction']}; give one.")
         given |= {"metric": name, "direction": last}
     # Not a run's own settings: which of them fit together is not asked.
-    tables = [
-        Written("the run", asdict(own), Author.READ),
-        Written("--what-if", given | {"enabled": False}, Author.USER),
-    ]
-    rules = read_section("replay", SECTIONS["replay"], tables)
+    both = [Written("the run", asdict(own), Author.READ), Written("--what-if", given | {"enabled": False}, Author.USER)]
+    rules = read_section("replay", SECTIONS["replay"], both)
     if given.keys() & {"mu", "sigma"} and rules.sampler != "normal":
         raise InputError(f"--what-if {text!r}: mu and sigma are those of the sampler normal, not of {rules.sampler}.")
     kinds = tuple(kind for kind, keys in KEYS.items() if given.keys() & set(keys))

@@ -22,22 +22,10 @@ from exgrpo_cli.config.settings import PINNED, Config, flat, resolve
 from exgrpo_cli.runs.folder import CHECKSUMS_FILE, REPORT_FILE, RunFolder, read_metrics
 from exgrpo_cli.runs.result import read_summary, remarks
 from exgrpo_cli.runs.validations import read_validations
-from exgrpo_cli.show import statistics, tables
+from exgrpo_cli.show import page, statistics, tables
 from exgrpo_cli.show.figures import run as figures
 from exgrpo_cli.show.figures.style import WORDS
 from exgrpo_cli.show.headline import run_headline, study_headline
-from exgrpo_cli.show.page import (
-    NOT_SHOWN,
-    Block,
-    Links,
-    Page,
-    Paragraph,
-    Response,
-    figure_block,
-    gather,
-    warning,
-    write_page,
-)
 from exgrpo_cli.show.queries import draw_names
 from exgrpo_cli.show.record import RunRecord, changes, keeps_experience, read_config, read_run
 from exgrpo_cli.studies import output
@@ -66,20 +54,20 @@ def write_report(folder: Path, path: Path | None = None) -> Path:
     that is neither, RunError where the page cannot be written.
     """
     if is_run(folder):
-        page, runs = run_page(folder, linked=path is None), [folder]
+        whole, runs = run_page(folder, linked=path is None), [folder]
     elif os.path.lexists(folder / PLAN_FILE) or any(folder.glob("*/seed-*/config.toml")):
-        page = study_page(folder, linked=path is None)
+        whole = study_page(folder, linked=path is None)
         runs = sorted(file.parent for file in folder.glob(f"*/seed-*/{CHECKSUMS_FILE}"))
     else:
         raise InputError(f"{folder} is neither a run (no config.toml) nor a study (no ARM/seed-N/config.toml).")
     path = path or folder / REPORT_FILE
-    write_page(page, path)
+    page.write_page(whole, path)
     gaps = [change for run in runs for change in changes(run)]
     gaps += [
-        f"{title} not shown: {block.text.removeprefix(NOT_SHOWN)}"
-        for title, blocks in page.sections.items()
+        f"{title} not shown: {block.text.removeprefix(page.NOT_SHOWN)}"
+        for title, blocks in whole.sections.items()
         for block in blocks
-        if isinstance(block, Paragraph) and NOT_SHOWN in block.text
+        if isinstance(block, page.Paragraph) and page.NOT_SHOWN in block.text
     ]
     for gap in gaps:
         warnings.warn(gap, DamageWarning, stacklevel=2)
@@ -91,15 +79,15 @@ def is_run(path: Path) -> bool:
     return (path / "config.toml").is_file() or (path / "metrics.jsonl").is_file()
 
 
-def run_page(run: Path, *, linked: bool = False) -> Page:
+def run_page(run: Path, *, linked: bool = False) -> page.Page:
     """The page of a run folder, each section as far as its files allow; `linked` to its files where it lies there."""
     folder, name = RunFolder(run), run.resolve().name
     # Of a run that has a ledger; read once, by the part that comes first.
     record = cache(lambda: read_run(run))
-    files = Links({file: words for file, words in WORDS["files"].items() if (run / file).exists()}, linked)
-    sections: dict[str, Sequence[Iterator[Block]]] = {
+    files = page.Links({file: words for file, words in WORDS["files"].items() if (run / file).exists()}, linked)
+    sections: dict[str, Sequence[Iterator[page.Block]]] = {
         "Result": (_figures(run, ("learning",)), _result(folder)),
-        "Warnings": (map(warning, map(_sentence, _remarks(folder, record))),),
+        "Warnings": (map(page.warning, map(_sentence, _remarks(folder, record))),),
         "Training": (_figures(run, ("diagnostics", "learning-tokens", "memorising")),),
         "Replay": (_replay(run, record),),
         "Verdicts and responses": (_responses(folder),),
@@ -113,29 +101,29 @@ def run_page(run: Path, *, linked: bool = False) -> Page:
         subtitle = f"Seed {config.run.seed}, {f'replay by {drawn}' if config.replay.enabled else 'no replay'}."
         headline = run_headline(run)
     except (ExgrpoError, OSError) as error:
-        headline, subtitle = f"Run {name} cannot be read whole.", f"{NOT_SHOWN}{error}"
-    return Page(
+        headline, subtitle = f"Run {name} cannot be read whole.", f"{page.NOT_SHOWN}{error}"
+    return page.Page(
         title=f"Run {name}",
         headline=headline,
         subtitle=subtitle,
-        sections=gather(sections),
+        sections=page.gather(sections),
         footer=f"Made by exgrpo report from {name}/: everything on this page is in that folder.",
     )
 
 
-def _figures(run: Path, names: Sequence[str]) -> Iterator[Block]:
+def _figures(run: Path, names: Sequence[str]) -> Iterator[page.Block]:
     for name, figure in figures.training_figures(run, names):
-        yield figure_block(name, figure)
+        yield page.figure_block(name, figure)
 
 
 SCORE = tables.declared("score", {"95 % interval": lambda score: f"{score['low']:.3f} to {score['high']:.3f}"})
 COSTS = tables.declared("costs", {"peak memory": tables.of("peak_memory_bytes", lambda num: f"{num / 2**30:.2f} GiB")})
 
 
-def _result(folder: RunFolder) -> Iterator[Block]:
+def _result(folder: RunFolder) -> Iterator[page.Block]:
     if not folder.summary.is_file():
         steps = max(read_metrics(folder.path).steps, default=0)
-        yield Paragraph(f"Not finished: {steps} steps on record. The final figures are not known yet.")
+        yield page.Paragraph(f"Not finished: {steps} steps on record. The final figures are not known yet.")
         return
     summary = read_summary(folder.summary)
     heldout = summary["heldout"]
@@ -145,7 +133,7 @@ def _result(folder: RunFolder) -> Iterator[Block]:
     yield tables.facts_table(f"Cost and replay (ended: {summary['finished']})", COSTS, {"whole run": summary})
     for when, score in scores.items():
         if also := remarks(score).removeprefix("; "):
-            yield Paragraph(f"{when.capitalize()}: {also}.")
+            yield page.Paragraph(f"{when.capitalize()}: {also}.")
     seconds = dict(sorted(summary["wall_seconds"].items(), key=lambda phase: -phase[1]))
     total = max(seconds["total"], 1e-9)
     times = [[name, f"{value:,.1f}", f"{value / total:.2f}"] for name, value in seconds.items()]
@@ -172,7 +160,7 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 
-def _responses(folder: RunFolder) -> Iterator[Block]:
+def _responses(folder: RunFolder) -> Iterator[page.Block]:
     metrics = read_metrics(folder.path)
     names, tenth = metrics.names("verdict/"), max(1, len(metrics.steps) // 10)
     shares = [[name.removeprefix("verdict/").replace("_", " ")] for name in names]
@@ -194,24 +182,26 @@ def _responses(folder: RunFolder) -> Iterator[Block]:
                 parts = "".join(f", {name} {value:g}" for name, value in row.get("parts", {}).items())
                 worth = f", reward {row['reward']:g}{parts}" if parts or row["reward"] not in (0, 1) else ""
                 facts = f"{row['verdict']}{worth}, {row['num_tokens']} tokens, {path.stem}{replayed}"
-                yield Response(row["prompt"], row["answer"], row["text"], facts, good)
+                yield page.Response(row["prompt"], row["answer"], row["text"], facts, good)
 
 
-def _replay(run: Path, record: Callable[[], RunRecord]) -> Iterator[Block]:
+def _replay(run: Path, record: Callable[[], RunRecord]) -> Iterator[page.Block]:
     if read_config(run).replay.enabled:
         told = statistics.summarise(record())
-        yield Paragraph(WORDS["sections"]["Replay"])
+        yield page.Paragraph(WORDS["sections"]["Replay"])
         yield tables.overview({run.resolve().name: told})
         for name, figure in statistics.replay_figures(told):
-            yield figure_block(name, figure)
+            yield page.figure_block(name, figure)
         if told["entropy"]["by_bucket"]:
             yield tables.entropies(told)
-        yield Paragraph("exgrpo replay-stats RUN --step N shows what a step replayed, with the responses.")
+        yield page.Paragraph("exgrpo replay-stats RUN --step N shows what a step replayed, with the responses.")
 
 
-def _repeat(run: Path) -> Iterator[Block]:
+def _repeat(run: Path) -> Iterator[page.Block]:
     config, name = read_config(run), run.resolve().name
-    yield Paragraph(f"exgrpo train --config {_place(run)}/config.toml --output {quote(f'runs/{name}-again')}", "code")
+    yield page.Paragraph(
+        f"exgrpo train --config {_place(run)}/config.toml --output {quote(f'runs/{name}-again')}", "code"
+    )
     yield settings_block(differing_settings(config), f"backbone {config.backbone.name} with method {config.run.method}")
 
 
@@ -221,10 +211,10 @@ def _place(folder: Path) -> str:
     return quote(folder.resolve().name if place.startswith("..") else place)
 
 
-def settings_block(changed: Sequence[Sequence[str]], preset: str) -> Block:
+def settings_block(changed: Sequence[Sequence[str]], preset: str) -> page.Block:
     """Settings that differ from those of a preset, of which `preset` are the words."""
     if not changed:
-        return Paragraph(f"All settings are those of {preset}.")
+        return page.Paragraph(f"All settings are those of {preset}.")
     caption = f"Settings that differ from those of {preset}"
     return tables.listing(caption, ["setting", "here", "preset"], changed, words=True)
 
@@ -249,14 +239,14 @@ def differing_settings(config: Config) -> list[list[str]]:
     ]
 
 
-def _versions(run: Path) -> Iterator[Block]:
+def _versions(run: Path) -> Iterator[page.Block]:
     environment = read_json(run / "environment.json", {"packages": dict})
     versions = {**environment.pop("packages"), **environment}
     rows = [[name, str(value)] for name, value in versions.items() if value]
     yield tables.listing("", ["package", "version"], rows, words=True)
 
 
-def study_page(folder: Path, *, linked: bool = False) -> Page:
+def study_page(folder: Path, *, linked: bool = False) -> page.Page:
     """The page of a study folder, finished, running or with broken runs; `linked` to its runs where it lies there."""
     study, broken = read_study(folder)
     states, elsewhere = _run_states(study), carried(study)
@@ -268,13 +258,13 @@ def study_page(folder: Path, *, linked: bool = False) -> Page:
         "Runs": (_runs(study, broken, linked),),
         "Arms": (_arms(study),),
     }
-    return Page(
+    return page.Page(
         title=f"Study {study.name}",
         headline=study_headline(report, seeds_needed=SEEDS_FOR_A_VERDICT),
         subtitle=f"{len(study.arms)} arms, {len(study.seeds)} seed{'s' * (len(study.seeds) != 1)}, against "
         f"{', '.join(study.baselines) or 'no baseline'}: {finished} of {len(states) + len(broken)} runs finished"
         f"{f', {len(elsewhere)} of them elsewhere' if elsewhere else ''}.",
-        sections=gather(sections),
+        sections=page.gather(sections),
         footer="Made by exgrpo report from the runs in this folder. Intervals of scores are Student's t over seeds, "
         "those of differences are over seeds and questions.",
     )
@@ -294,63 +284,65 @@ def _run_states(study: Study) -> dict[tuple[str, int], tuple[str, str]]:
     return states | {key: ("not begun", "") for key in missing if not (folders[key[0]] / f"seed-{key[1]}").is_dir()}
 
 
-def _claims(study: Study) -> Iterator[Block]:
+def _claims(study: Study) -> Iterator[page.Block]:
     yield output.rich_table(output.claim_rows(claim_outcomes(study).values()), "What the finished runs say")
-    yield Paragraph(WORDS["sections"]["Claims"])
+    yield page.Paragraph(WORDS["sections"]["Claims"])
 
 
-def _comparison(study: Study, report: Numbers) -> Iterator[Block]:
+def _comparison(study: Study, report: Numbers) -> Iterator[page.Block]:
     if not report["arms"]:
-        yield Paragraph("No run has finished yet.")
+        yield page.Paragraph("No run has finished yet.")
         return
     drawn = output.study_figures(study, report)
-    blocks = {name: figure_block(name, figure) for name, figure in drawn.items()}
+    blocks = {name: page.figure_block(name, figure) for name, figure in drawn.items()}
     yield from (blocks.pop(name) for name in ("curves", "differences") if name in blocks)
-    yield from map(warning, map(_sentence, report["warnings"]))
+    yield from map(page.warning, map(_sentence, report["warnings"]))
     budgets = output.budgets(study)
     yield from _abreast(output.score_rows(report), f"Arms: {output.TITLE}")
-    yield Paragraph(WORDS["sections"]["Arms"])
-    yield Paragraph(output.chance_remark(report))
+    yield page.Paragraph(WORDS["sections"]["Arms"])
+    yield page.Paragraph(output.chance_remark(report))
     yield from _abreast(output.endpoint_rows(report), "Other endpoints, difference from the baseline in brackets")
     yield from _abreast(output.spending_rows(report), f"Spent, means over seeds; {budgets}")
     yield from blocks.values()
 
 
-def _abreast(rows: output.Rows, title: str) -> Iterator[Block]:
+def _abreast(rows: output.Rows, title: str) -> Iterator[page.Block]:
     """Tables of a few arms beside each other, so that they fit a screen."""
     turned = [row for row in zip(*rows, strict=True) if any(row[1:])]
     for first in range(1, len(rows), ABREAST):
         yield output.rich_table([[row[0], *row[first : first + ABREAST]] for row in turned], title)
 
 
-def _runs(study: Study, broken: list[tuple[Path, str]], linked: bool) -> Iterator[Block]:
+def _runs(study: Study, broken: list[tuple[Path, str]], linked: bool) -> Iterator[page.Block]:
     rows = [[arm, str(seed), *state] for (arm, seed), state in _run_states(study).items()]
     yield tables.listing("", ["arm", "seed", "state", "steps"], rows)
     for path, reason in broken:
-        yield warning(f"{NOT_SHOWN}{path.parent.name}/{path.name}: {reason}")
+        yield page.warning(f"{page.NOT_SHOWN}{path.parent.name}/{path.name}: {reason}")
     if elsewhere := carried(study):
-        yield warning(
-            f"{NOT_SHOWN}settings and buffers of {len(elsewhere)} of {len(rows)} runs, of which the results alone are "
-            "here (--results)"
+        yield page.warning(
+            f"{page.NOT_SHOWN}settings and buffers of {len(elsewhere)} of {len(rows)} runs, of which the results alone "
+            "are here (--results)"
         )
     folders = [run.folder.relative_to(study.folder) for run in study.runs]
-    yield Links({f"{folder}/": "the run" for folder in folders}, linked)
+    yield page.Links({f"{folder}/": "the run" for folder in folders}, linked)
     if study.runs:
-        yield Paragraph(
+        yield page.Paragraph(
             "A run's own page: exgrpo report STUDY/ARM/seed-N. Buffers: exgrpo replay-stats STUDY/ARM/seed-*"
         )
 
 
-def _arms(study: Study) -> Iterator[Block]:
+def _arms(study: Study) -> Iterator[page.Block]:
     for arm in study.arms:
         configs = [run.config for run in study.runs if run.arm == arm]
         if not configs:
             settings = [*([f"regime {arm.regime}"] if arm.regime else []), *arm.assignments]
-            yield Paragraph(", ".join([f"{arm.name}: method {arm.method}", *settings]) + ".")
+            yield page.Paragraph(", ".join([f"{arm.name}: method {arm.method}", *settings]) + ".")
             continue
         by_seed = set().union(*(differing_keys(configs[0], config) for config in configs[1:]))
         listed = {row[0]: row for config in configs for row in differing_settings(config) if row[0] != "run.seed"}
         rows = [[name, "by seed", *row[2:]] if name in by_seed else row for name, row in listed.items()]
         yield settings_block(rows, f"{arm.name}'s method {arm.method}")
     if study.runs:
-        yield Paragraph(f"exgrpo train --config {_place(study.folder)}/ARM/seed-N/config.toml --output again", "code")
+        yield page.Paragraph(
+            f"exgrpo train --config {_place(study.folder)}/ARM/seed-N/config.toml --output again", "code"
+        )

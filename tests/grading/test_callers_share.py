@@ -7,6 +7,7 @@ import tracemalloc
 
 import pytest
 
+from exgrpo_cli.base.data import tables
 from exgrpo_cli.base.types import AnswerFormat, Verdict
 from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.grading import GradingItem, GradingPool, choice, extract, plain, pool
@@ -14,24 +15,7 @@ from exgrpo_cli.grading.routes import Route, route_item
 
 FORMAT = AnswerFormat(opens_think=False, requires_box=True, require_eos=False)
 LONG = 1 << 16
-PIECES = {
-    "nested boxes": (r"\boxed{", "}"),
-    "unclosed boxes": (r"\boxed{", ""),
-    "one box after the other": (r"\boxed{7}", ""),
-    "boxes with a comma between": (r"\boxed{7}, ", ""),
-    "boxes with white space": (r"\boxed" + " " * 50, ""),
-    "nested braces": ("{", "}"),
-    "nested text": (r"\text{", "}"),
-    "text without braces": (r"\text ", ""),
-    "dollars": ("$", ""),
-    "bases": ("_7 ", ""),
-    "powers of units": (r"\text{m}^2 ", ""),
-    "announcements": ("answer ", ""),
-    "announcements with white space": ("answer is" + " " * 40, ""),
-    "statements": ("option A is ", ""),
-    "lines": ("ANSWER: \n", ""),
-    "thoughts": ("</think>", ""),
-}
+PIECES: dict[str, list[str]] = tables(__file__, "pieces.toml")
 """The piece that a hostile text repeats, and the end that closes it."""
 
 

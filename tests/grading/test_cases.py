@@ -8,6 +8,7 @@ import pytest
 from grading_pools import ANY, plain, pool_of
 from grading_table import VERDICTS
 
+from exgrpo_cli.base.data import tables
 from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.grading import GradingItem, GradingPool
 
@@ -60,22 +61,7 @@ def test_a_response_gets_the_verdict_of_the_table(math_pool: GradingPool, grader
 
 
 def test_audit_of_golds(math_pool: GradingPool) -> None:
-    golds = {
-        "5": CORRECT,
-        r"\frac{1}{2}": CORRECT,
-        r"(-\infty, 2) \cup (3, \infty)": CORRECT,
-        "1<x<2": CORRECT,
-        "": UNPARSABLE,
-        "5.": CORRECT,
-        r"$81 \mathrm{~km} / \mathrm{hr}$": CORRECT,
-        r"$10 \mathrm{~m}/\mathrm{s}^2$": CORRECT,
-        r"$3 \mathrm{~kg} / \mathrm{m}^{3}$": CORRECT,
-        r"\frac{1}{": UNPARSABLE,
-        # math-verify keeps its text, which only the very same text would match.
-        r"\text{x": UNPARSABLE,
-        # Parses to zoo, which equals nothing.
-        r"\frac{1}{0}": WRONG,
-    }
+    golds = {gold: Verdict[name] for name, own in tables(__file__, "golds.toml").items() for gold in own}
     assert dict(zip(golds, math_pool.verify_gold(list(golds)), strict=True)) == golds
     with pool_of("choice") as pool:
         assert pool.verify_gold(["C", "(b)", "42"]) == [CORRECT, CORRECT, UNPARSABLE]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from grading_table import CASES, written_down
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exgrpo_cli.base.data import tables
 from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.grading import GradingPool
 
@@ -73,19 +75,8 @@ def grouped(text: str, separator: str) -> str:
 
 
 EQUIVALENCES: dict[str, Callable[[str], str]] = {
-    "as it is": lambda text: text,
-    "full stop": lambda text: f"{text}.",
-    "bold": lambda text: rf"\mathbf{{{text}}}",
-    "bold text": lambda text: rf"\textbf{{{text}}}",
-    "bold symbol": lambda text: rf"\boldsymbol{{{text}}}",
-    "dollars": lambda text: f"${text}$",
-    "parentheses of TeX": lambda text: rf"\({text}\)",
-    "display style": lambda text: rf"\displaystyle {text}",
-    "colour": lambda text: rf"\color{{red}}{{{text}}}",
-    "braces": lambda text: f"{{{text}}}",
-    "quad": lambda text: rf"{text}\quad",
-    "option's letter": lambda text: rf"\textbf{{(B) }}{text}",
-    "a unit": lambda text: rf"{text}\text{{ cm}}",
+    name: partial(str.replace, form, "TEXT") for name, form in tables(__file__, "rewritings.toml").items()
+} | {
     "minus of print": lambda text: text.replace("-", "−"),
     "thin spaces": lambda text: grouped(text, r"\,"),
     "braced commas": lambda text: grouped(text, "{,}"),
@@ -94,7 +85,6 @@ EQUIVALENCES: dict[str, Callable[[str], str]] = {
     "big fraction": lambda text: text.replace(r"\frac", r"\dfrac"),
     "big brackets": lambda text: text.replace("(", r"\left(").replace(")", r"\right)"),
     "spaces": lambda text: text.replace(",", " , ").replace("+", " + "),
-    "name": lambda text: f"x = {text}",
 }
 PERTURBATIONS: dict[str, Callable[[str], str]] = {
     "one more": lambda text: rf"{text}+1",

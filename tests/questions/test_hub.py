@@ -11,19 +11,7 @@ from exgrpo_cli.base.errors import ExgrpoError, InputError, RunError
 from exgrpo_cli.config.requests import PrepareRequest
 from exgrpo_cli.questions.prepare import PrepareReport, read_source
 
-CARD = """---
-configs:
-- config_name: main
-  data_files:
-  - split: train
-    path: main/train-*
-  - split: test
-    path: main/test-*
-- config_name: socratic
-  data_files: socratic.jsonl
----
-# A card
-"""
+CARD = Path(__file__).with_name("card.md").read_text()
 
 PARTS = ["main/train-00000-of-00002.jsonl", "main/train-00001-of-00002.jsonl"]
 

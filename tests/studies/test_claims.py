@@ -79,22 +79,7 @@ def test_arms_keep_the_names_that_a_study_has_given_them(tmp_path: Path) -> None
         planned("headroom-in-search")
 
 
-CLAIM = """
-[about]
-title = "x beats y"
-source = "arXiv"
-[claim]
-regime = "search"
-run_minutes = 1.0
-[arms."x:y"]
-method = "exgrpo"
-settings = {settings}
-[[contrast]]
-arm = "x:y"
-control = "{control}"
-smallest_effect = 0.1
-spread = 0.1
-"""
+CLAIM = Path(__file__).with_name("claim.toml").read_text()
 
 
 def test_files_of_claims_that_cannot_be_told_apart_or_are_no_claims_are_one_line(tmp_path: Path) -> None:

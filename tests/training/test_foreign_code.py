@@ -82,23 +82,7 @@ def test_nobody_is_told_to_load_code_from_a_checkpoint(tmp_path: Path) -> None:
 
 SLURM_PROGRAMS = ("sbatch", "srun", "sacct")
 CALLED = "python:evil:score"
-CLAIM = """
-[about]
-title = "t"
-source = "s"
-[claim]
-regime = "hard-tail"
-run_minutes = 5.0
-{all_arms}
-[arms.mine]
-method = "{method}"
-{arm}
-[[contrast]]
-arm = "exgrpo"
-control = "mine"
-smallest_effect = 0.04
-spread = 0.035
-"""
+CLAIM = Path(__file__).with_name("claim.toml").read_text()
 
 
 def claim(all_arms: str = "", arm: str = "", method: str = "exgrpo") -> str:

@@ -25,15 +25,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from exgrpo_cli.algo import objective
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, packed_batches, rank_shares
-from exgrpo_cli.algo.objective import (
-    Denominators,
-    ObjectiveSums,
-    TokenTargets,
-    denominators,
-    micro_batch_loss,
-    objective_sums,
-)
 from exgrpo_cli.base.errors import InputError, RunError, first_line
 from exgrpo_cli.base.types import TokenScores, TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
@@ -235,7 +228,7 @@ class Policy:
         rows = rows_with_gradient(batch, self._objective)
         share = rank_shares([row.sequence for row in rows], self._ranks.world_size)[self._ranks.rank]
         own = [rows[index] for index in share]
-        totals = denominators(self._objective, batch)
+        totals = objective.denominators(self._objective, batch)
         loss, sums = torch.zeros((), device=self._parts.device), None
         # In lockstep with no gradient in any row, one empty pass makes zeros: Adam's momentum still moves the weights.
         for micro in self._passes([row.sequence for row in own], at_least=1):
@@ -267,8 +260,8 @@ class Policy:
         return packing.pack(rows, self._parts.device, by_segments=self._by_segments)
 
     def _loss(
-        self, rows: Sequence[TrainingRow], totals: Denominators, *, clip: bool
-    ) -> tuple[Float[Tensor, ""], ObjectiveSums]:
+        self, rows: Sequence[TrainingRow], totals: objective.Denominators, *, clip: bool
+    ) -> tuple[Float[Tensor, ""], objective.ObjectiveSums]:
         """A micro-batch's part of the loss of its mini-batch, and of the diagnostics."""
         packed = self._pack([row.sequence for row in rows])
         logprobs, entropies = self._stepper.forward(packed)
@@ -278,15 +271,17 @@ class Policy:
                 reference, _ = packing.packed_scores(self._reference, packed, self._temperature)
         device, dtype = logprobs.device, logprobs.dtype
         replayed = np.repeat([row.replayed for row in rows], [row.num_tokens for row in rows])
-        targets = TokenTargets(
+        targets = objective.TokenTargets(
             advantages=to_device(np.concatenate([row.token_advantages for row in rows]), device, dtype),
             behaviour_logprobs=to_device(np.concatenate([row.behaviour_logprobs for row in rows]), device, dtype),
             replayed=to_device(replayed, device),
         )
-        loss = micro_batch_loss(
+        loss = objective.micro_batch_loss(
             logprobs, entropies, reference, targets, clip=clip, settings=self._objective, denominators=totals
         )
-        return loss, objective_sums(logprobs, entropies, reference, targets, clip=clip, settings=self._objective)
+        return loss, objective.objective_sums(
+            logprobs, entropies, reference, targets, clip=clip, settings=self._objective
+        )
 
 
 def rows_with_gradient(batch: MiniBatch, objective: ObjectiveSettings) -> list[TrainingRow]:

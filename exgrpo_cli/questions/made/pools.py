@@ -85,10 +85,8 @@ def draw_split(settings: QuestionSetSettings, what: str, draws: Draws, shares: S
     for stream, (count, pool) in enumerate(((settings.num_train, Pool.TRAIN), (settings.num_heldout, Pool.HELDOUT))):
         rng = np.random.default_rng([settings.seed, stream])
         drawn: list[Question] = []
-        for level, wanted in zip(
-            settings.levels, share_out(count, shares or [1.0] * len(settings.levels)), strict=True
-        ):
-            drawn += _distinct(f"{what} of level {level}", draws(level, pool, rng), wanted)
+        for level, part in zip(settings.levels, share_out(count, shares or [1.0] * len(settings.levels)), strict=True):
+            drawn += _distinct(f"{what} of level {level}", draws(level, pool, rng), part)
         parts.append([drawn[index] for index in rng.permutation(len(drawn))])
     return Split(*parts)
 

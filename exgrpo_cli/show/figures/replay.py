@@ -60,12 +60,8 @@ def bucket_occupancy(told: Numbers) -> "Figure | None":
         figure, (axes,) = new_figure(height=2.9)
         edges = np.arange(-0.5, questions.shape[1]), np.append(shown - 0.5, shown[-1] + 0.5)
         # Rasterised: one picture in a vector file, not a rectangle per step and bucket.
-        shades: dict[str, Any] = {
-            "norm": LogNorm(1, max(int(questions.max()), 2)),
-            "cmap": "viridis",
-            "rasterized": True,
-        }
-        image = axes.pcolormesh(*edges, np.ma.masked_equal(questions, 0), **shades)
+        look: dict[str, Any] = {"norm": LogNorm(1, max(int(questions.max()), 2)), "cmap": "viridis", "rasterized": True}
+        image = axes.pcolormesh(*edges, np.ma.masked_equal(questions, 0), **look)
         axes.grid(visible=False)
         figure.colorbar(image, pad=0.02, aspect=30, label="questions (blank: none)", format="{x:g}").minorticks_off()
         axes.set(yticks=shown, ylabel=f"successes of {told['group_size']} at the last visit")
