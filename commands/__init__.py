@@ -30,6 +30,7 @@ from exgrpo_cli.commands.replay_stats import replay_stats
 from exgrpo_cli.commands.report import report
 from exgrpo_cli.commands.sample import sample
 from exgrpo_cli.commands.train import train
+from exgrpo_cli.commands.verify import verify
 
 
 class PlainFlags:
@@ -81,7 +82,7 @@ def root(
         typer.echo(template("greeting"), nl=False)
 
 
-for command in (prepare, train, replay_stats, report, publish, sample, evaluate, ablate, doctor, presets, new):
+for command in (prepare, train, replay_stats, report, verify, publish, sample, evaluate, ablate, doctor, presets, new):
     app.command(command.__name__.replace("_", "-"), cls=Command)(command)
 app.command("eval", cls=Command, hidden=True)(evaluate)
 
