@@ -110,7 +110,8 @@ def contradictions(config: Config) -> Iterator[tuple[str, str, str]]:
     other: no type holds both. What is said of each stands in contradictions.toml.
     """
     replay, rollout, objective = config.replay, config.rollout, config.objective
-    rounding = ROUNDING_GAPS.get(config.backbone.dtype, 0.0)
+    rounded = config.optim.matmul_dtype == "bfloat16"
+    rounding = ROUNDING_GAPS.get("bfloat16" if rounded else config.backbone.dtype, 0.0)
     K, rank, by_adapter = rollout.group_size, config.lora.rank, config.lora.sync == "adapter"
     labels = [*map(label_of, {*config.grading.rewards, config.grading.grader})]
     # What is stored and when a question retires acts without replay too.
@@ -120,7 +121,8 @@ def contradictions(config: Config) -> Iterator[tuple[str, str, str]]:
         "retires": outgrown and not replay.retire_at,
         "stores nothing": replay.lower_bound >= replay.upper(K),
         "too few groups": config.optim.minibatches > rollout.questions_per_step,
-        "rounding": 0 < rollout.max_logprob_gap < rounding,
+        "rounding": not rounded and 0 < rollout.max_logprob_gap < rounding,
+        "rounded matmuls": rounded and 0 < rollout.max_logprob_gap < rounding,
         "sharded adapter": rank > 0 and config.optim.engine == "deepspeed" and config.optim.zero_stage == 3,
         "own weights": by_adapter and rollout.engine == "hf",
         "rank": by_adapter and rank > runs.VLLM_RANKS[-1],
