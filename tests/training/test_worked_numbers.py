@@ -263,14 +263,14 @@ def test_a_single_success_is_stored_and_five_retire(world: World) -> None:
 def test_the_likelihood_of_replayed_tokens_alone_has_a_gradient(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each replayed log-prob has gradient -c / D_r, D_r = N L, whatever A and w: c = 1/2, N = 4 fresh and one."""
     seen: list[tuple[TokenTargets, torch.Tensor]] = []
-    loss_of = policies.micro_batch_loss
+    loss_of = policies.objective.micro_batch_loss
 
     def watched(logprobs: torch.Tensor, entropies: torch.Tensor, reference: None, targets: TokenTargets, **rest):
         if logprobs.requires_grad:
             logprobs.register_hook(lambda gradient: seen.append((targets, gradient.clone())))
         return loss_of(logprobs, entropies, reference, targets, **rest)
 
-    monkeypatch.setattr(policies, "micro_batch_loss", watched)
+    monkeypatch.setattr(policies.objective, "micro_batch_loss", watched)
     world.verdicts([[1], [1]], 4)
     found = world.run("sft-successes", "objective.replay_weight=0.5", "objective.loss_scale=1", steps=2)
     [taken] = found["replays"][found["replays"].accepted].unit_id
