@@ -7,16 +7,15 @@ made known to it as an external parameter of the tiled head.
 Every rank runs as many forward and backward passes as the busiest one, empty ones at the end, because each of them is a
 collective. DeepSpeed averages gradients over ranks, so a rank's loss is multiplied by their number.
 
-Holds for DeepSpeed 0.19: its gradient norm is read and bounded through names that are not public, and one extension is
-never built; `tests/engines/test_sharded_policy.py` fails when a name is gone, and training goes on without the bound.
+The gradient is bounded and clipped where DeepSpeed steps AdamW: it knows no bound of its own beyond which a step is
+skipped, and a finite norm above it would have to be reported as invalid through names that are not public.
 
 Axes: packed = inputs of a micro-batch, tokens = response tokens of a micro-batch.
 """
 
 import logging
 import os
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -29,7 +28,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from exgrpo_cli.algo.logprobs import token_logprobs
-from exgrpo_cli.base.errors import InputError, ToolkitWarning
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.versions import install_command
 from exgrpo_cli.config.sections.run import BUCKET_ELEMENTS, OptimSettings
 from exgrpo_cli.engines.causal_lm import CausalLM
@@ -86,7 +85,7 @@ class ZeroStepper:
         self._model = parts.model
         self._optim = optim
         self._checkpointing = checkpointing
-        self._num_ranks = ranks.world_size
+        self._ranks = ranks
         self._is_whole = all(weight.requires_grad for weight in parts.model.parameters())
         os.environ.setdefault("LOCAL_RANK", "0")
         if not dist.is_initialized():
@@ -94,22 +93,24 @@ class ZeroStepper:
             backend = "nccl" if parts.device.type == "cuda" else "gloo"
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         scorer = _Scorer(parts, temperature)
+        self._trained = [weight for weight in parts.model.parameters() if weight.requires_grad]
+        self._adamw = build_adamw(self._trained, optim)
+        self._step_adamw, self._adamw.step = self._adamw.step, self._bounded_step  # type: ignore[assignment]
         with without_prints():
             self.engine, *_ = self._deepspeed.initialize(
                 model=scorer,
-                optimizer=build_adamw([p for p in parts.model.parameters() if p.requires_grad], optim),
+                optimizer=self._adamw,
                 config=_deepspeed_config(parts, optim),
                 dist_init_required=False,
             )
         if self.is_sharded:
             self._deepspeed.zero.register_external_parameter(scorer.head, parts.head.weight)
-        self._norm = BoundedNorm(self.engine.optimizer, optim.skip_norm)
         self.forward = self.engine
         self.engine.eval()
 
     def backward(self, loss: Float[Tensor, ""]) -> None:
         """See `policy.Stepper`; DeepSpeed averages over ranks what they share."""
-        self.engine.backward(loss * self._num_ranks, scale_wrt_gas=False)
+        self.engine.backward(loss * self._ranks.world_size, scale_wrt_gas=False)
 
     def begin(self) -> None:
         """See `policy.Stepper`."""
@@ -119,14 +120,29 @@ class ZeroStepper:
         """See `policy.Stepper`."""
         for group in self.engine.optimizer.param_groups:
             group["lr"] = learning_rate
+        # Stage 3 reduces in the backward pass and steps group by group; the others reduce, then step all at once.
+        local = self._deepspeed.utils.safe_get_local_grad
+        self._norm = self._norm_of(map(local, self._trained)) if self.is_sharded else float("inf")
         self.engine.step()
         self.engine.eval()
-        norm = self._norm.latest if self._norm.is_watched else float(self.engine.get_global_grad_norm())
-        skipped, applied = skip_reason(norm, self._optim), self.engine.was_step_applied()
-        # DeepSpeed's word decides: a step it skipped for a reason of its own must not pass for an applied one.
-        if not applied:
-            skipped = skipped or "skipped by DeepSpeed"
-        return norm, "" if applied and not self._norm.is_watched else skipped
+        # A step that DeepSpeed skipped for a reason of its own must not pass for an applied one.
+        unasked = "" if self.engine.was_step_applied() else "skipped by DeepSpeed"
+        return self._norm, skip_reason(self._norm, self._optim) or unasked
+
+    def _norm_of(self, shards: Iterable[Tensor]) -> float:
+        """Norm of the gradient of which every rank holds `shards`."""
+        square = torch.stack([shard.norm().to(self.engine.device) for shard in shards]).double().square().sum()
+        self._ranks.sum([square])
+        return float(square.sqrt())
+
+    def _bounded_step(self, closure: Any = None) -> None:
+        """AdamW's step on what this rank holds, clipped; none where the norm is beyond its bound."""
+        held = [weight for group in self._adamw.param_groups for weight in group["params"]]
+        if not self.is_sharded:
+            self._norm = self._norm_of(weight.grad for weight in held)
+        if not skip_reason(self._norm, self._optim):
+            torch.nn.utils.clip_grads_with_norm_(held, self._optim.grad_clip, torch.tensor(self._norm))
+            self._step_adamw()
 
     def offload(self) -> None:
         """Nothing: DeepSpeed keeps its state where `optim.offload` says."""
@@ -188,46 +204,6 @@ class _Scorer(nn.Module):
         return self.head(response_hidden(self._parts[0].body, batch), batch.targets)
 
 
-class BoundedNorm:
-    """DeepSpeed's gradient norm, remembered, and reported as invalid beyond a bound.
-
-    DeepSpeed skips a step whose norm is invalid, and cleans up behind it; it knows no bound of its own.
-    """
-
-    def __init__(self, optimizer: Any, bound: float) -> None:
-        """Watch `optimizer`, one of DeepSpeed's; a norm above `bound` skips its step."""
-        self.latest = 0.0
-        """Norm of the latest step, before clipping; infinite where it was invalid."""
-        self.is_watched = True
-        """Whether the optimizer has a method to watch; where it has none, no step is skipped for its norm."""
-        self._bound = bound
-        # Stages 1 and 2 compute the norm over all groups at once, stage 3 group by group. For stage 1 of a bfloat16
-        # model an optimizer of its own asks for gradients and takes their norm: that of one number is the number.
-        if hasattr(optimizer, "scaled_global_norm"):
-            whole = optimizer.scaled_global_norm
-            optimizer.scaled_global_norm = lambda *args, **kwargs: self._checked([whole(*args, **kwargs)])[0]
-        elif hasattr(optimizer, "_get_norm_groups"):
-            groups = optimizer._get_norm_groups
-            optimizer._get_norm_groups = lambda: self._checked(groups())
-        elif hasattr(optimizer, "get_grads_for_norm"):
-            gradients = optimizer.get_grads_for_norm
-            optimizer.get_grads_for_norm = lambda for_clipping=False: (
-                gradients(for_clipping=True)
-                if for_clipping
-                else (self._checked([torch.stack([one.norm() for one in gradients()[0]]).norm()]), {})
-            )
-        else:
-            self.is_watched = False
-            lost = "this DeepSpeed has another way to its norm: optim.skip_norm skips no step"
-            warnings.warn(f"{lost}; all are clipped to optim.grad_clip.", ToolkitWarning, stacklevel=2)
-
-    def _checked(self, norms: list[Any]) -> list[Any]:
-        stacked = torch.stack([torch.as_tensor(norm, dtype=torch.float32) for norm in norms])
-        invalid = bool((~torch.isfinite(stacked) | (stacked < 0)).any())
-        self.latest = float("inf") if invalid else float(stacked.norm())
-        return [torch.full_like(stacked[0], float("inf"))] if self.latest > self._bound else norms
-
-
 def without_prints() -> redirect_stdout[StringIO]:
     """Standard output is data; DeepSpeed prints there which compilers it misses, and what it does for stage 1 of a
     bfloat16 model."""
@@ -242,7 +218,8 @@ def _deepspeed_config(parts: CausalLM, optim: OptimSettings) -> dict[str, Any]:
         # Rows are counted by us: the objective's denominators, not DeepSpeed's batch size, scale the loss.
         "train_micro_batch_size_per_gpu": 1,
         "managed_gradient_accumulation": False,
-        "gradient_clipping": optim.grad_clip,
+        # By us: its own default clips to 1.
+        "gradient_clipping": 0.0,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
