@@ -73,6 +73,7 @@ def test_nothing_moves(microbatch_tokens: int, checkpointing: bool, monkeypatch:
         monkeypatch.setattr(cpu, "onednn_pays", lambda chosen=padded: chosen)
         monkeypatch.setattr(batching, "SHORTEST_PREFIX", shortest)
         monkeypatch.setattr(batching, "MOST_REPEATED", most_repeated)
+        monkeypatch.setattr(batching, "SMALL_MICRO_BATCH", most_repeated)
         model = build_model()
         policy = build_policy(model, microbatch_tokens=microbatch_tokens, gradient_checkpointing=checkpointing)
         before = weights(model)

@@ -298,7 +298,7 @@ def attention_layout(
 
 
 def _similar(asked: Sequence[Asked]) -> Iterator[list[Asked]]:
-    """Cut into blocks by length, those that ask all that they read apart from the others."""
+    """Cut into blocks by length and by number of queries, those that ask all that they read apart from the others."""
     whole = [each for each in asked if each[0] == len(each[1])]
     ending = [each for each in asked if each[0] < len(each[1])]
     for part, budget in (
@@ -306,7 +306,11 @@ def _similar(asked: Sequence[Asked]) -> Iterator[list[Asked]]:
         (ending, min(BLOCK_CELLS, MASK_CELLS // max([1, *(count for count, _ in ending)]))),
     ):
         for block in batching.micro_batches([len(read) for _, read in part], budget, max_padding=BLOCK_PADDING):
-            yield [part[index] for index in block]
+            # Of rows that read alike some ask little, and few queries of many keys pay for a block of their own.
+            asked_by = [part[index][0] for index in block]
+            small = batching.SMALL_MICRO_BATCH * max(asked_by) // len(part[block[0]][1])
+            for alike in batching.micro_batches(asked_by, budget, max_padding=BLOCK_PADDING, small=small):
+                yield [part[block[index]] for index in alike]
 
 
 def packed_causal(
