@@ -12,20 +12,24 @@ SHOWN = 20
 
 
 @cli.with_options
-def verify(run: Path, steps: int = 2, seed: int = 0, allow_code: bool = False, *, speech: cli.Speech) -> None:
+def verify(
+    run: Path, steps: int = 2, seed: int = 0, keep: bool = False, allow_code: bool = False, *, speech: cli.Speech
+) -> None:
     """Make some steps of a run again from its checkpoints and compare all that its folder says of them.
 
-    Ends with 1 where anything differs. Nothing is written into the folder. On a machine of another kind than the
-    run's only a tolerance can be held.
+    Ends with 1 where anything differs. Nothing is written into the folder; with --keep the verdict is, which its
+    publication and its study then carry. On a machine of another kind than the run's only a tolerance can be held.
 
     \b
     Examples:
       exgrpo verify runs/exgrpo-tiny
-      exgrpo verify runs/exgrpo-tiny --steps 5 --seed 1 --json
+      exgrpo verify runs/exgrpo-tiny --steps 5 --seed 1 --json --keep
     """
     from exgrpo_cli.base.errors import shown
+    from exgrpo_cli.base.files import file_digest, write_json
     from exgrpo_cli.base.reporter import make_reporter
     from exgrpo_cli.config.settings import Author
+    from exgrpo_cli.runs.result import VERDICT_FILE
     from exgrpo_cli.training.start import resumed_config
     from exgrpo_cli.training.verify import verify as verified
 
@@ -33,6 +37,9 @@ def verify(run: Path, steps: int = 2, seed: int = 0, allow_code: bool = False, *
     with closing(make_reporter(quiet=speech.quiet)) as reporter:
         report = verified(run, config, steps=steps, seed=seed, reporter=reporter)
     found = report["differences"]
+    if keep:
+        journal = {"journal": file_digest(run / "metrics.jsonl"), "differences": len(found)}
+        write_json(run / VERDICT_FILE, {key: report[key] for key in ("steps", "exact", "made_again")} | journal)
     if report["unlike"]:
         kind = f"another kind of machine ({'; '.join(report['unlike'])})"
         cli.talk(f"{kind}: the journal's numbers alone are compared, to within {report['tolerance']:.0%}")

@@ -33,7 +33,7 @@ from exgrpo_cli.publishing.private import METADATA_FILES, QUOTED, Private
 from exgrpo_cli.questions.question_file import read_questions, write_questions
 from exgrpo_cli.questions.sources import parse_hub_id, read_card
 from exgrpo_cli.runs.folder import CHECKSUMS_FILE, journal_lines, require_model
-from exgrpo_cli.runs.result import SUFFIX, read_summary, remarks
+from exgrpo_cli.runs.result import SUFFIX, read_summary, remarks, verdict_of
 from exgrpo_cli.show import record
 from exgrpo_cli.show.report import is_run, write_report
 from exgrpo_cli.studies.output import markdown, score_rows
@@ -128,6 +128,7 @@ def run_packages(
         "hub_data": data and data.repo,
         "scores": scores,
         "steps": summary["steps"],
+        "verified": verdict_of(run),
         "example": Markup(repr(read_questions(run / record.QUESTIONS_FILE).questions[0].prompt[-1].content)),
         "ledger": with_ledger,
     }

@@ -15,11 +15,13 @@ import numpy as np
 from jaxtyping import Int64
 
 from exgrpo_cli.base.errors import DamageWarning, InputError
-from exgrpo_cli.base.files import NUMBER, Shape, read_json, require_shape, values_digest, write_json
+from exgrpo_cli.base.files import NUMBER, Shape, file_digest, read_json, require_shape, values_digest, write_json
 from exgrpo_cli.config.settings import NOT_HASHED, Config, flat
 from exgrpo_cli.runs.folder import find_changes
 
 RESULT_FILE = "result.json"
+VERDICT_FILE = "verified.json"
+"""Verdict of `verify --keep`, beside the digest of the journal that it read."""
 SUFFIX = f".{RESULT_FILE}"
 """File name of a result outside its run folder: `exgrpo-100.result.json`."""
 
@@ -341,6 +343,20 @@ def how_asked(score: Mapping[str, Any], name: str, temperature: float) -> str:
     """Questions behind a held-out score, of the set `name`, and their sampling."""
     answers = f"{score['samples']} answer{'s' * (score['samples'] > 1)}"
     return f"{score['questions']} questions of {name}, {answers} each, temperature {temperature:g}"
+
+
+def verdict_of(run: Path) -> str:
+    """Steps of a run that were made again, and what came of it; empty where none were, or its journal is longer by now.
+
+    Raises InputError for a file that is damaged.
+    """
+    if not (file := run / VERDICT_FILE).is_file():
+        return ""
+    noted = read_json(file, {"steps": list, "exact": bool, "differences": int, "journal": str})
+    if noted["journal"] != file_digest(run / "metrics.jsonl"):
+        return ""
+    how = "to the bit" if noted["exact"] else "on another kind of machine, within a tolerance"
+    return f"steps {', '.join(map(str, noted['steps']))} made again, {how}: {noted['differences'] or 'no'} differences"
 
 
 def remarks(score: Mapping[str, Any]) -> str:

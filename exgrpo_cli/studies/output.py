@@ -10,7 +10,7 @@ from rich.table import Column, Table
 from exgrpo_cli.base.files import write_json, write_text
 from exgrpo_cli.base.output import in_markdown
 from exgrpo_cli.base.statistics import t_interval
-from exgrpo_cli.runs.result import CurvePoint
+from exgrpo_cli.runs.result import CurvePoint, verdict_of
 from exgrpo_cli.show.figures.comparisons import ArmScore, arm_comparison, arm_curves, claims_figure
 from exgrpo_cli.show.figures.run import memorising_figure
 from exgrpo_cli.show.figures.written import save
@@ -37,6 +37,7 @@ def report_study(study: Study) -> Numbers:
     report = compare_runs(study)
     write_json(study.folder / "results.json", report)
     name = in_markdown(study.name)
+    checked = [(run, told) for run in study.runs if (told := verdict_of(run.folder))]
     parts = [
         *([f"# {name}: claims", markdown(claim_rows(report["claims"].values()))] if study.claims else []),
         f"# {name}: {TITLE}",
@@ -45,6 +46,7 @@ def report_study(study: Study) -> Numbers:
         markdown(endpoint_rows(report)),
         f"Spent: {budgets(study)}.",
         markdown(spending_rows(report)),
+        *(f"`exgrpo verify`, {run.arm.name}, seed {run.seed}: {told}." for run, told in checked),
     ]
     write_text(study.folder / "report.md", "\n\n".join(part.strip() for part in parts) + "\n")
     for name, figure in study_figures(study, report).items():

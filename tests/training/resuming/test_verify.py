@@ -18,7 +18,11 @@ from exgrpo_cli.base.errors import Interrupted
 from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.ledger import reader, writer
+from exgrpo_cli.publishing.contents import packed
 from exgrpo_cli.runs.folder import note_checksums
+from exgrpo_cli.runs.result import verdict_of
+from exgrpo_cli.studies.output import report_study
+from exgrpo_cli.studies.study import read_study
 from exgrpo_cli.training import verify
 from exgrpo_cli.training.run import train
 from exgrpo_cli.training.start import resumed_config
@@ -170,3 +174,16 @@ def test_what_cannot_be_made_again_is_refused_in_one_line(honest, tmp_path, caps
     assert exgrpo(["verify", str(run), "--steps", "3" if gone else "4"]) == 2
     err = capsys.readouterr().err
     assert refused in err and err.count("\n") == 1 + err.count("loading libraries")
+
+
+def test_a_verdict_that_is_kept_goes_into_card_and_study_until_the_run_goes_on(honest, once, tmp_path, capsys) -> None:
+    run = copied(honest, tmp_path / "study" / "exgrpo" / "seed-0")
+    assert exgrpo(["verify", str(run), "--steps", "3", "--keep", "--quiet"]) == 0
+    told = "steps 1, 2, 3 made again, to the bit: no differences"
+    with packed(run, "me/run", ledger=False) as [model]:
+        assert f"`exgrpo verify`: {told}.\n" in model.files["README.md"].read_text()
+    report_study(read_study(tmp_path / "study")[0])
+    assert f"`exgrpo verify`, exgrpo, seed 0: {told}." in (tmp_path / "study" / "report.md").read_text()
+    with (run / "metrics.jsonl").open("a") as journal:
+        journal.write("{}\n")
+    assert verdict_of(run) == ""
