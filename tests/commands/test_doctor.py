@@ -73,6 +73,7 @@ def test_a_package_whose_files_are_as_installed_is_not_imported(tmp_path, monkey
     monkeypatch.setitem(examining.LIGHT, "deepspeed", "")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "deepspeed", raising=False)
     write_package(tmp_path, "deepspeed", "0.19.0", "raise ImportError('half')\n")
     told = [examining.examine_packages(importing=False)[3], examining.examine_packages(importing=True)[3]]
     (tmp_path / "deepspeed.py").write_text("raise ImportError('most')  # longer\n")
