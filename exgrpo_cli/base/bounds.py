@@ -69,16 +69,16 @@ class Meter:
     """Count of the bytes and rows that have been read of one file."""
 
     def __init__(self, file: Path) -> None:
-        self._file, self._rows, self._bytes = file, 0, 0
+        self._file, self.rows, self._bytes = file, 0, 0
         self._most_rows = ROWS.value
         self._most_bytes = max(_FREE_BYTES, GROWTH.value * file.stat().st_size)
 
     def take(self, num_bytes: int, rows: int = 1) -> None:
         """Count bytes and rows; raises InputError naming the file where it has too many."""
-        self._rows += rows
+        self.rows += rows
         self._bytes += num_bytes
-        if self._rows > self._most_rows:
-            ROWS.require(f"{self._file}", self._rows)
+        if self.rows > self._most_rows:
+            ROWS.require(f"{self._file}", self.rows)
         if self._bytes > self._most_bytes:
             GROWTH.require(f"{self._file}: what is packed in it", self._bytes / max(1, self._file.stat().st_size))
 
@@ -89,11 +89,9 @@ def bounded_lines(readline: Callable[[int], AnyStr], file: Path) -> Iterator[Any
     Raises InputError naming the file, and the line where it is too long: no more of it is in memory than the bound.
     """
     meter, longest = Meter(file), int(MEGABYTES.value * MB)
-    number = 0
     while line := readline(longest + 1):
-        number += 1
         if len(line) > longest:
-            MEGABYTES.require(f"{file}: line {number}", len(line) / MB)
+            MEGABYTES.require(f"{file}: line {meter.rows + 1}", len(line) / MB)
         meter.take(len(line))
         yield line
 

@@ -1,17 +1,14 @@
 """Folders built once under the user's cache folder, complete and checked or not there at all."""
 
-import hashlib
-import json
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import platformdirs
 from filelock import FileLock
 
+from exgrpo_cli.base import files
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import MANIFEST, find_damage, read_manifest, remove_abandoned, whole_folder, write_manifest
 
 Notice = Callable[[str], None]
 """Receives the reason for which a folder that exists is built again."""
@@ -28,7 +25,7 @@ def cached_folder(
     name: str,
     key: Mapping[str, object],
     build: Callable[[Path], None],
-    notice: Notice,
+    notice: Notice = lambda reason: None,
     cache_dir: Path | None = None,
 ) -> Path:
     """The folder `<cache>/<name>-<hash of key>`, built by `build` when it is missing or does not match its manifest.
@@ -40,8 +37,7 @@ def cached_folder(
     Raises InputError when the cache folder cannot be written.
     """
     root = cache_root() if cache_dir is None else cache_dir
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    folder = root / f"{name}-{digest}"
+    folder = root / f"{name}-{files.values_digest(key)}"
     try:
         root.mkdir(parents=True, exist_ok=True)
         lock = FileLock(root / f"{folder.name}.lock").acquire()
@@ -52,21 +48,21 @@ def cached_folder(
         ) from error
     with lock:
         if os.path.lexists(folder):
-            damage = find_damage(folder) or _unlisted(folder) if folder.is_dir() else "it is no folder"
+            damage = files.find_damage(folder) or _unlisted(folder) if folder.is_dir() else "it is no folder"
             if not damage:
                 return folder
             notice(f"{folder} is built again: {damage}")
-            folder.unlink() if folder.is_symlink() or not folder.is_dir() else shutil.rmtree(folder)
+            files.remove_path(folder)
         # Folders of other names as well: nobody may ever ask for those again.
-        remove_abandoned(root)
-        with whole_folder(folder) as partial:
+        files.remove_abandoned(root)
+        with files.whole_folder(folder) as partial:
             build(partial)
-            write_manifest(partial)
+            files.write_manifest(partial)
     return folder
 
 
 def _unlisted(folder: Path) -> str:
     """A file of a folder that its manifest does not vouch for, in a sentence; or ""."""
-    listed = {MANIFEST, *read_manifest(folder / MANIFEST)}
-    files = (path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file())
-    return next((f"{folder / name} is not in its {MANIFEST}" for name in files if name not in listed), "")
+    listed = {files.MANIFEST, *files.read_manifest(folder / files.MANIFEST)}
+    found = (path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file())
+    return next((f"{folder / name} is not in its {files.MANIFEST}" for name in found if name not in listed), "")

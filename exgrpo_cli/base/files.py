@@ -254,10 +254,9 @@ def remove_abandoned(folder: Path, name: str = "") -> None:
 def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass
+    except (OSError, OverflowError) as error:
+        # What may not be asked is another user's.
+        return isinstance(error, PermissionError)
     return True
 
 
@@ -311,11 +310,10 @@ Shape = Any
 
 def read_json(path: Path, shape: Shape = dict) -> Any:
     """The value in a JSON file. Raises InputError where it is missing, is not JSON or has another shape."""
+    with _opened(path) as file:
+        content = file.read(_MOST_BYTES)
     try:
-        with _opened(path) as file:
-            value = parse_json(file.read(_MOST_BYTES).decode())
-    except InputError:
-        raise
+        value = parse_json(content.decode())
     except ValueError as error:
         raise InputError(f"{path} is not JSON ({error}): restore it from a copy.") from error
     require_shape(value, shape, str(path))

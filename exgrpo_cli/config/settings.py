@@ -284,8 +284,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, dict[str, Any]]:
                 table[""] = None
         if len(table) > 1:
             raise InputError(f"--set {shown(text)} holds more than one value: give each setting a --set of its own.")
-        value = table["value"]
-        layer.setdefault(section, {})[key] = value
+        layer.setdefault(section, {})[key] = table["value"]
     return layer
 
 

@@ -241,9 +241,8 @@ def examine_backbones(machine: Machine) -> list[dict[str, Any]]:
         room = min(gpu.memory_bytes for gpu in machine.gpus) if gpus else machine.memory_bytes
         peak = memory_plan(shape, config, gpus=max(1, gpus), on_gpu=gpus > 0, gpu_bytes=room).peak
         enough = fewest_gpus(shape, config, gpu_memory_bytes=REFERENCE_GPU_BYTES) or 0
-        found: dict[str, Any] = {"fits": peak <= room, "peak_bytes": peak, "gpus": gpus, "gpus_of_80_gb": enough}
-        found["cards"] = fitting(name)
-        fits.append({"name": name} | found)
+        found = {"peak_bytes": peak, "gpus": gpus, "gpus_of_80_gb": enough, "cards": fitting(name)}
+        fits.append({"name": name, "fits": peak <= room, **found})
     return fits
 
 

@@ -10,7 +10,8 @@ import math
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any
 
 from exgrpo_cli.algo.batching import MOST_REPEATED
 from exgrpo_cli.base.errors import InputError
@@ -100,34 +101,17 @@ def backbone_shape(backbone: BackboneSettings, tiny: TinySettings) -> Shape | No
         return shape_of(config)
 
 
-def counted_shape(
-    *,
-    model_type: Literal["llama", "qwen2"],
-    vocab_size: int,
-    hidden_size: int,
-    intermediate_size: int,
-    num_hidden_layers: int,
-    num_attention_heads: int,
-    num_key_value_heads: int,
-    tie_word_embeddings: bool,
-) -> Shape:
-    """Sizes from the fields of a config, counted without transformers, whose import takes seconds.
+def counted_shape(**sizes: Any) -> Shape:
+    """Sizes from the fields of a config of llama or qwen2, counted without transformers, whose import takes seconds.
 
     A layer has q, k, v (in Qwen2 with biases), o, gate, up, down and two norms.
     """
-    kv_size = hidden_size // num_attention_heads * num_key_value_heads
-    biases = hidden_size + 2 * kv_size if model_type == "qwen2" else 0
-    layer = hidden_size * (2 * hidden_size + 2 * kv_size + 3 * intermediate_size + 2) + biases
-    embeddings = (1 if tie_word_embeddings else 2) * vocab_size * hidden_size
-    return Shape(
-        num_parameters=embeddings + num_hidden_layers * layer + hidden_size,
-        num_layers=num_hidden_layers,
-        hidden_size=hidden_size,
-        ffn_size=intermediate_size,
-        query_size=hidden_size,
-        kv_size=kv_size,
-        vocab_size=vocab_size,
-    )
+    config, hidden = SimpleNamespace(**sizes), sizes["hidden_size"]
+    kv_size = hidden // config.num_attention_heads * config.num_key_value_heads
+    biases = hidden + 2 * kv_size if config.model_type == "qwen2" else 0
+    layer = hidden * (2 * hidden + 2 * kv_size + 3 * config.intermediate_size + 2) + biases
+    embeddings = (1 if config.tie_word_embeddings else 2) * config.vocab_size * hidden
+    return _shape(config, embeddings + config.num_hidden_layers * layer + hidden)
 
 
 def shape_of(config: Any) -> Shape:
@@ -139,9 +123,14 @@ def shape_of(config: Any) -> Shape:
         raise InputError(f"num_hidden_layers = {config.num_hidden_layers} is out of range: at most {MOST_LAYERS}.")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", trust_remote_code=False)
+    return _shape(config, sum(parameter.numel() for parameter in model.parameters()))
+
+
+def _shape(config: Any, num_parameters: int) -> Shape:
+    """Sizes by the names that a transformers config has for them."""
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return Shape(
-        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        num_parameters=num_parameters,
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         ffn_size=config.intermediate_size,
@@ -235,8 +224,7 @@ class MemoryPlan:
         scoring = trainer + max(self.layer, self.logits)
         update = trainer + self.logits + self.gradients + self.buckets + self.activations
         sync = rollouts if self.gpu_memory_fraction or self.engine_asleep else asleep
-        found = {"drawing": scoring, "sync": sync, "rollouts": rollouts, "asleep": asleep, "scoring": scoring}
-        return found | {"update": update}
+        return dict(drawing=scoring, sync=sync, rollouts=rollouts, asleep=asleep, scoring=scoring, update=update)
 
     @property
     def peak(self) -> int:
@@ -261,10 +249,9 @@ def memory_plan(
 
     `longest_prompt` is in tokens; None is the limit of the settings.
     """
-    vllm, by_adapter = config.rollout.engine == "vllm", config.lora.sync == "adapter"
+    vllm, kept = config.rollout.engine == "vllm", on_gpu and config.lora.sync == "adapter"
     longest = (longest_prompt or config.data.max_prompt_tokens) + config.rollout.max_response_tokens
     trained = _trained_bytes(shape, config, gpus)
-    activations, layer, logits = _activation_bytes(shape, config, gpus, longest, on_gpu=on_gpu)
     context = CONTEXT_BYTES + NCCL_BYTES * (gpus > 1) if on_gpu else 0
     state = 0 if trained["optimizer_on_host"] else trained["optimizer"]
     free, rows, share = gpu_bytes - trained["weights"] - state - context, config.rollout.max_rows, 0.0
@@ -281,18 +268,13 @@ def memory_plan(
         share = share if share * gpu_bytes <= left else max(0, math.floor(100 * left / gpu_bytes)) / 100
     return MemoryPlan(
         **trained,
+        **_activation_bytes(shape, config, gpus, longest, on_gpu=on_gpu),
         gpus=gpus,
-        activations=activations,
-        layer=layer,
-        logits=logits,
         rollout_engine=max(int(share * gpu_bytes), engine),
         gpu_memory_fraction=share,
         max_rows=rows,
         engine_asleep=engine if vllm and not on_gpu else 0,
-        engine_on_host=shape.num_parameters
-        * _width(config)
-        // config.rollout.tensor_parallel
-        * (on_gpu and by_adapter),
+        engine_on_host=shape.num_parameters * _width(config) // config.rollout.tensor_parallel if kept else 0,
         context=context,
     )
 
@@ -336,12 +318,12 @@ def _trained_bytes(shape: Shape, config: Config, gpus: int) -> dict[str, int]:
         weights += width * (parameters + sampled * sum(ins * outs for ins, outs in shape.adapted(lora)))
     else:
         weights += whole * ((config.objective.kl_coefficient > 0) + (stage == 3 and sampled))
-    found = {"weights": weights, "gradients": gradients, "buckets": buckets, "optimizer": state}
-    return found | {"optimizer_on_host": on_host}
+    return dict(weights=weights, gradients=gradients, buckets=buckets, optimizer=state, optimizer_on_host=on_host)
 
 
-def _activation_bytes(shape: Shape, config: Config, gpus: int, longest: int, *, on_gpu: bool) -> tuple[int, int, int]:
-    """Tensors that autograd keeps of a micro-batch of rows of `longest` tokens, those of a layer, and the logit tiles.
+def _activation_bytes(shape: Shape, config: Config, gpus: int, longest: int, *, on_gpu: bool) -> dict[str, int]:
+    """Tensors that autograd keeps of a micro-batch of rows of `longest` tokens, those of a layer, and the logit tiles,
+    as parts of a plan.
 
     With checkpointing the inputs of all layers are kept. Around the head stand the norm's input, that in float32, and
     its output.
@@ -352,7 +334,7 @@ def _activation_bytes(shape: Shape, config: Config, gpus: int, longest: int, *, 
     kept = shape.num_layers * layer
     if config.backbone.gradient_checkpointing:
         kept = shape.num_layers * shape.hidden_size * width * tokens + max(0, layer - tiles)
-    return kept + (2 * width + 4) * shape.hidden_size * tokens, layer, tiles
+    return dict(activations=kept + (2 * width + 4) * shape.hidden_size * tokens, layer=layer, logits=tiles)
 
 
 def layer_bytes(shape: Shape, config: Config, gpus: int, longest: int) -> int:

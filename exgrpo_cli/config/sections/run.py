@@ -4,24 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from exgrpo_cli.config import sections
 from exgrpo_cli.config.names import GRADERS, PREFIX, TINY_TASKS, Device
-from exgrpo_cli.config.sections import (
-    DURATION,
-    FRACTION,
-    NON_NEGATIVE,
-    ONE_LINE,
-    ONE_WORD,
-    PAUSE,
-    POSITIVE,
-    SET,
-    SHARE_OF_ONE,
-    Bound,
-    Needs,
-    at_least,
-    between,
-    require,
-    setting,
-)
+from exgrpo_cli.config.sections import FRACTION, NON_NEGATIVE, POSITIVE, SET, Bound, Needs, between, require, setting
 
 _FULL = Needs("all weights are trained", rank=SET)
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -60,14 +45,14 @@ class RunSettings:
     """CPU threads of torch; 0 takes half the cores and records the choice."""
     nproc: int = setting(1, NON_NEGATIVE, role="machine", pinned=True, resumable=True)
     """Ranks to start on this host; 0 is one per visible GPU (one on a CPU)."""
-    rank_timeout: float = setting(60.0, DURATION, role="machine", resumable=True)
+    rank_timeout: float = setting(60.0, sections.DURATION, role="machine", resumable=True)
     """Minutes that ranks wait for one of them before the run ends: more than their rollouts end apart."""
-    phase_timeout: float = setting(120.0, PAUSE, role="machine", resumable=True)
+    phase_timeout: float = setting(120.0, sections.PAUSE, role="machine", resumable=True)
     """Minutes a phase (rollout, update, sync, validation, ...) may last before the run ends with the stacks of ranks
     that hang in `stacks/`; 0 waits without limit."""
     save_every: int = setting(25, POSITIVE, role="machine")
     """Steps between checkpoints; the last step is always saved."""
-    save_minutes: float = setting(20.0, PAUSE, role="machine")
+    save_minutes: float = setting(20.0, sections.PAUSE, role="machine")
     """Minutes after a checkpoint from which on the next step that ends is saved as well; 0 goes by steps alone."""
     keep_checkpoints: int = setting(2, NON_NEGATIVE, role="machine")
     """Newest checkpoints kept; the best by validation is kept besides. 0 keeps all."""
@@ -75,7 +60,7 @@ class RunSettings:
     """Rollouts a step written to `samples/`."""
     plots: bool = setting(True, role="machine")
     """Draw `plots/` when the run ends; `exgrpo replay-stats` draws the replay ones at any time."""
-    claims: tuple[str, ...] = setting((), ONE_LINE, role="run", resumable=True)
+    claims: tuple[str, ...] = setting((), sections.ONE_LINE, role="run", resumable=True)
     """Claims that the run is for, each with the hash that it had when the run was begun; `ablate --claim` sets it."""
     log: tuple[str, ...] = setting((), ("tensorboard", "wandb"), role="machine")
     """Trackers besides the journal: "tensorboard", "wandb"."""
@@ -239,15 +224,15 @@ class GradingSettings:
     rewards: dict[str, float] = setting({}, (*GRADERS, PREFIX))
     """Weights of several graders whose sum is the reward, such as `{"python:my:format" = 0.2}`; that of `grader` is 1
     unless it is among them. Whether an answer is correct is for `grader` alone to say."""
-    success_at: float = setting(1.0, SHARE_OF_ONE)
+    success_at: float = setting(1.0, sections.SHARE_OF_ONE)
     """Least reward of `grader` that counts as correct, where it gives part of a point and does not say so itself."""
     workers: int = setting(0, NON_NEGATIVE, role="machine", pinned=True)
     """Worker processes of each rank; 0 is its part of half the cores, up to 8."""
-    deadline_seconds: float = setting(5.0, DURATION, role="machine")
+    deadline_seconds: float = setting(5.0, sections.DURATION, role="machine")
     """CPU time one answer may take before its worker is killed and the verdict is timeout; four times that on the
     clock."""
     # A worker holds up to about 150 MiB before any answer.
-    memory_mb: int = setting(1024, at_least(256), role="machine")
+    memory_mb: int = setting(1024, sections.at_least(256), role="machine")
     """Resident memory that a worker may hold, its imports included, in MiB."""
     max_answer_chars: int = setting(2000, POSITIVE)
     """A longer answer is 'no answer' at once."""
@@ -348,15 +333,15 @@ class SlurmSettings:
     What is empty or 0 is left to the cluster's defaults.
     """
 
-    partition: str = setting("", ONE_WORD)
+    partition: str = setting("", sections.ONE_WORD)
     """Partition of the jobs."""
-    account: str = setting("", ONE_WORD)
+    account: str = setting("", sections.ONE_WORD)
     """Account that pays."""
-    qos: str = setting("", ONE_WORD)
+    qos: str = setting("", sections.ONE_WORD)
     """Quality of service."""
-    constraint: str = setting("", ONE_WORD)
+    constraint: str = setting("", sections.ONE_WORD)
     """Features of the nodes."""
-    hours: float = setting(24.0, DURATION)
+    hours: float = setting(24.0, sections.DURATION)
     """Most that a task may run; a run that needs more is requeued and resumes."""
     nodes: int = setting(1, POSITIVE)
     """Hosts of one run (`exgrpo train`); what follows is for each of them."""
@@ -368,9 +353,9 @@ class SlurmSettings:
     """Per task, in GB."""
     parallel: int = setting(0, NON_NEGATIVE)
     """Tasks of the array that may run at once; 0 is all."""
-    save_minutes: float = setting(5.0, PAUSE)
+    save_minutes: float = setting(5.0, sections.PAUSE)
     """Before the end of its time, when a task is told to save."""
-    setup: tuple[str, ...] = setting((), ONE_LINE, runs=True)
+    setup: tuple[str, ...] = setting((), sections.ONE_LINE, runs=True)
     """Lines of the script before the run: modules, environments. A file with some needs `--allow-code`."""
 
     def __post_init__(self) -> None:

@@ -74,13 +74,11 @@ def native_library() -> ctypes.CDLL | str:
         folder = cached_folder(
             name="decode",
             key={"made_of": made_of},
-            build=lambda folder: _compile(compiler, source, folder / "decode.so"),
-            notice=lambda text: None,
+            build=lambda to: _compile(compiler, source, to / "decode.so"),
         )
-        library = ctypes.CDLL(str(folder / "decode.so"))
+        return ctypes.CDLL(str(folder / "decode.so"))
     except (ExgrpoError, OSError) as error:
         return first_line(error).rstrip(".")
-    return library
 
 
 def _compile(compiler: str, source: Path, library: Path) -> None:
