@@ -117,7 +117,7 @@ def own_benchmark(name: str) -> Benchmark:
     return Benchmark(name=name, title=name, source=BenchmarkSource(dataset=""), protocol=Protocol())
 
 
-def benchmark_title(name: str) -> str:
+def title_of(name: str) -> str:
     """Column head of a benchmark; the name itself of a user's own."""
     return load_benchmark(name).title if name in preset_names("benchmarks") else name
 

@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.output import in_markdown
 from exgrpo_cli.base.statistics import compare_paired, holm, mean_of_scores, pass_at_k_by_question, pass_at_ks
-from exgrpo_cli.evaluation.benchmarks import averages_over, benchmark_title, in_suite_order
+from exgrpo_cli.evaluation.benchmarks import averages_over, in_suite_order, title_of
 from exgrpo_cli.evaluation.results import MAY_DIFFER_IN_COMPARISON, ResultsFolder, differences
 from exgrpo_cli.evaluation.sampling import BOOTSTRAP_SEED, Evaluation
 
@@ -237,7 +237,7 @@ def compare(paths: Sequence[Path]) -> ResultTable:
                     ),
                 }
     _adjust(list(made.values()))
-    return ResultTable(titles={name: benchmark_title(name) for name in names}, models=results, comparisons=made)
+    return ResultTable(titles={name: title_of(name) for name in names}, models=results, comparisons=made)
 
 
 def _compared(one: Evaluation, other: Evaluation) -> dict[str, Any]:

@@ -5,12 +5,13 @@ The bounds hold for the reply as a whole, head and body, however slowly or endle
 """
 
 import base64
-import io
 import re
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
+from functools import partial
 from http.client import HTTPException, HTTPResponse
 from typing import Any
 
@@ -137,7 +138,8 @@ class _Exchange(urllib.request.HTTPSHandler, urllib.request.HTTPHandler, urllib.
 
         def begin(sock: Any, **named: Any) -> HTTPResponse:
             self.replies.append(reply := HTTPResponse(sock, **named))
-            reply.fp = io.BufferedReader(_BoundedBytes(sock, reply.fp.detach(), self))
+            raw: Any = reply.fp.raw
+            raw.readinto = partial(self._readinto, sock, raw.readinto)
             return reply
 
         def connect(*places: Any, **named: Any) -> Any:
@@ -158,32 +160,17 @@ class _Exchange(urllib.request.HTTPSHandler, urllib.request.HTTPHandler, urllib.
             )
         return super().redirect_request(request, reply, code, words, headers, url)
 
-
-class _BoundedBytes(io.RawIOBase):
-    """Bytes of a socket, within limits."""
-
-    def __init__(self, sock: Any, raw: Any, limits: _Exchange) -> None:
-        self._sock, self._raw, self._limits = sock, raw, limits
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Read what there is. Raises TimeoutError or RunError at a limit."""
-        limits = self._limits
-        seconds = limits.until - time.monotonic()
+    def _readinto(self, sock: Any, read: Callable[[Any], int], buffer: Any) -> int:
+        """Read what there is of a reply, in place of `read`. Raises TimeoutError or RunError at a limit."""
+        seconds = self.until - time.monotonic()
         if seconds <= 0:
             raise TimeoutError
-        self._sock.settimeout(seconds)
-        count: int = self._raw.readinto(buffer)
-        limits.left -= count
-        if limits.left < 0:
+        sock.settimeout(seconds)
+        count = read(buffer)
+        self.left -= count
+        if self.left < 0:
             raise RunError(
-                f"{limits.server} sends more than {limits.max_bytes / 1e6:.1f} MB as one answer, more than "
+                f"{self.server} sends more than {self.max_bytes / 1e6:.1f} MB as one answer, more than "
                 "--max-tokens can be: is --endpoint its address?"
             )
         return count
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()

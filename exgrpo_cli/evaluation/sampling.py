@@ -120,13 +120,11 @@ class Evaluation:
 
     def with_verdicts(self, verdicts: Sequence[Verdict]) -> "Evaluation":
         """The same samples with other verdicts, in the order of `all_samples`."""
-        left = iter(verdicts)
-        return Evaluation(
-            records=tuple(
-                replace(record, samples=tuple(replace(sample, verdict=next(left)) for sample in record.samples))
-                for record in self.records
-            )
-        )
+        left, records = iter(verdicts), []
+        for record in self.records:
+            samples = tuple(replace(sample, verdict=next(left)) for sample in record.samples)
+            records.append(replace(record, samples=samples))
+        return Evaluation(records=tuple(records))
 
     def figures(self) -> dict[str, Any]:
         """The numbers of `results.json`: avg@k with its interval, pass@k, lengths and counts."""
@@ -222,18 +220,12 @@ def sample_and_grade(
             # Out of the list first: `on_record` may raise, and this is then called again for what is left.
             sampled.remove(index)
             responses, graded[index] = graded[index], {}
-            finished[index] = replace(
-                questions[index],
-                samples=tuple(
-                    Sample(
-                        member=member,
-                        seed=seed,
-                        verdict=responses[member][1].result().verdict,
-                        **asdict(responses[member][0]),
-                    )
-                    for member, seed in enumerate(requests[index][1])
-                ),
-            )
+            taken = []
+            for member, own_seed in enumerate(requests[index][1]):
+                response, grade = responses[member]
+                verdict = grade.result().verdict
+                taken.append(Sample(member=member, seed=own_seed, verdict=verdict, **asdict(response)))
+            finished[index] = replace(questions[index], samples=tuple(taken))
             on_record(finished[index])
 
     try:

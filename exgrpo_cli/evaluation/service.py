@@ -21,13 +21,7 @@ from exgrpo_cli.base.reporter import Reporter, make_reporter
 from exgrpo_cli.base.types import SamplingParams
 from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.config.requests import EvaluationRequest
-from exgrpo_cli.evaluation.benchmarks import (
-    Benchmark,
-    benchmark_questions,
-    benchmark_title,
-    load_benchmarks,
-    own_benchmark,
-)
+from exgrpo_cli.evaluation.benchmarks import Benchmark, benchmark_questions, load_benchmarks, own_benchmark, title_of
 from exgrpo_cli.evaluation.comparison import ResultTable, markdown
 from exgrpo_cli.evaluation.exchange import checked_address
 from exgrpo_cli.evaluation.models import ModelChoice, choose_model
@@ -295,7 +289,7 @@ def _override(benchmark: Benchmark, values: Mapping[str, Any]) -> Benchmark:
 
 
 def _report(model: str, results: Mapping[str, Mapping[str, Any]], folder: Path) -> EvaluationReport:
-    titles = {name: benchmark_title(result["protocol"]["benchmark"]["name"]) for name, result in results.items()}
+    titles = {name: title_of(result["protocol"]["benchmark"]["name"]) for name, result in results.items()}
     table = ResultTable(titles=titles, models={model: results})
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "table.md", markdown(table))
