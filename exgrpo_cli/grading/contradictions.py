@@ -29,10 +29,8 @@ def contradict(gold: str, answer: str) -> bool:
     golds, answers = _words(gold), _words(answer)
     if (answers - golds) & _DENYING or any(added.search(answer) and not added.search(gold) for added in _ADDED):
         return True
-    are_joined = golds & _JOINING and answers & _JOINING
-    if are_joined and all(map(_RE.relation.search, (gold, answer))) | all(
-        map(_RE.only_words.fullmatch, (gold, answer))
-    ):
+    are_joined, both = golds & _JOINING and answers & _JOINING, (gold, answer)
+    if are_joined and (all(map(_RE.relation.search, both)) or all(map(_RE.only_words.fullmatch, both))):
         return not golds & answers & _JOINING
     return any(golds & words and answers & words and not golds & answers & words for words in _CONTRASTS)
 

@@ -105,10 +105,8 @@ def _unwrapped(text: str) -> str:
     if text[opening : opening + 1] != "{" or _closing(text, opening) != len(text) - 1:
         return text
     inside = text[opening + 1 : -1].strip()
-    is_mathematics = (
-        match is None or any(char in inside for char in "\\0123456789^_=+<>") or not _RE.word.search(inside)
-    )
-    return inside if inside and is_mathematics else text
+    is_words = match and _RE.word.search(inside) and not any(char in inside for char in "\\0123456789^_=+<>")
+    return inside if inside and not is_words else text
 
 
 def _closing(text: str, opening: int) -> int | None:
@@ -128,9 +126,8 @@ def same_text(first: str, second: str) -> bool:
     words = _RE.text_or_word.fullmatch(first), _RE.text_or_word.fullmatch(second)
     if words[0] is None or words[1] is None:
         return False
-    if not (words[0][1] or words[1][1]) and not (
-        _RE.written_word.fullmatch(first) and _RE.written_word.fullmatch(second)
-    ):
+    both_written = _RE.written_word.fullmatch(first) and _RE.written_word.fullmatch(second)
+    if not (words[0][1] or words[1][1] or both_written):
         return False
     return (words[0][1] or words[0][2]).casefold().split() == (words[1][1] or words[1][2]).casefold().split()
 

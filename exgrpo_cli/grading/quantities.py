@@ -25,9 +25,7 @@ def same_based_number(gold: str, answer: str) -> bool | None:
     """
     gold_digits, gold_base = _read(gold)
     answer_digits, answer_base = _read(answer)
-    if gold_base is None and answer_base is None:
-        return None
-    if gold_digits is None or answer_digits is None:
+    if (gold_base is None and answer_base is None) or gold_digits is None or answer_digits is None:
         return None
     bases_agree = None in (gold_base, answer_base) or gold_base == answer_base
     return bases_agree and gold_digits == answer_digits
