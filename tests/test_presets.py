@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.config import names, settings
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.config.names import BUILT_IN
-from exgrpo_cli.config.settings import Author, Config, to_toml
 from exgrpo_cli.presets import load_preset, preset_names, preset_settings
 
 PUBLISHED = ("llama-8b", "llama-8b-instruct", "luffy-7b", "qwen-7b-instruct", "qwen-math-1.5b", "qwen-math-7b")
@@ -23,14 +22,14 @@ ARMS = {
 }
 
 
-def saved_and_read(config: Config, folder: Path) -> Config:
+def saved_and_read(config: settings.Config, folder: Path) -> settings.Config:
     """What a run folder's own configuration gives."""
-    (folder / "config.toml").write_text(to_toml(config))
+    (folder / "config.toml").write_text(settings.to_toml(config))
     return build_config(config_file=folder / "config.toml")
 
 
-def differences(config: Config, reference: Config) -> dict[tuple[str, str], object]:
-    left, right = (tomllib.loads(to_toml(c)) for c in (config, reference))
+def differences(config: settings.Config, reference: settings.Config) -> dict[tuple[str, str], object]:
+    left, right = (tomllib.loads(settings.to_toml(c)) for c in (config, reference))
     return {
         (section, key): value
         for section, values in left.items()
@@ -71,7 +70,7 @@ def test_other_replay_methods_say_where_they_are_from_and_leave_the_base_alone(m
         with pytest.raises(InputError, match=rf"method {method} has no \[published\] table"):
             build_config(method=method, options=pool_of(method), as_published=True)
         return
-    applied = tomllib.loads(to_toml(build_config(method=method, options=pool_of(method), as_published=True)))
+    applied = tomllib.loads(settings.to_toml(build_config(method=method, options=pool_of(method), as_published=True)))
     assert all(applied[section].items() >= values.items() for section, values in published.items())
 
 
@@ -86,7 +85,7 @@ def test_a_method_of_ones_own_is_a_file(tmp_path):
         InputError, match=r"mine.toml: replay.metric = 'python:mine:f' would run code of .*add --allow-code"
     ):
         build_config(method=str(file))
-    assert build_config(method=str(file), files=Author.USER).replay.metric == "python:mine:f"
+    assert build_config(method=str(file), files=settings.Author.USER).replay.metric == "python:mine:f"
     file.write_text('[published.replay]\nmetric = "python:mine:f"\n')
     with pytest.raises(InputError, match=r"base of mine: replay.metric = 'python:mine:f' would run code"):
         build_config(method=str(file), as_published=True)
@@ -96,7 +95,7 @@ def test_a_method_of_ones_own_is_a_file(tmp_path):
 def test_a_method_changes_what_its_arm_names_and_nothing_else(method):
     changed = differences(build_config(method=method), build_config(method="exgrpo"))
     changed.pop(("run", "method"), None)
-    reference = tomllib.loads(to_toml(build_config(method="exgrpo")))
+    reference = tomllib.loads(settings.to_toml(build_config(method="exgrpo")))
     own = ARMS[method].items()
     assert changed == {(section, key): value for (section, key), value in own if reference[section][key] != value}
 
@@ -211,4 +210,4 @@ def test_a_backbones_template_and_held_out_questions_exist(name):
 
     data = preset_settings("backbones", name)["data"]
     assert data["template"] in {"auto", *TEMPLATES}
-    assert data["heldout"] in {*preset_names("benchmarks"), *BUILT_IN}
+    assert data["heldout"] in {*preset_names("benchmarks"), *names.BUILT_IN}

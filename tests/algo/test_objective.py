@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from exgrpo_cli.algo import objective
-from exgrpo_cli.algo.batching import MiniBatch, TrainingRow
-from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.types import TokenSequence
+from exgrpo_cli.algo import batching, objective
+from exgrpo_cli.base import errors, types
 from exgrpo_cli.config.sections import check
 from exgrpo_cli.config.sections.objective import Aggregation, ObjectiveSettings, Surrogate
 
@@ -78,7 +76,7 @@ def test_a_dual_clip_ends_what_a_negative_advantage_costs(replayed: bool) -> Non
     found = objective.objective_sums(log_ratio, wide(*[0] * 4), None, targets, clip=True, settings=settings).metrics()
     assert found["policy/clip_fraction_replay" if replayed else "policy/clip_fraction"] == 3 / 4
     for wrong in (1.0, -3.0, math.inf, math.nan):
-        with pytest.raises(InputError, match="dual_clip"):
+        with pytest.raises(errors.InputError, match="dual_clip"):
             check("objective", ObjectiveSettings(dual_clip=wrong))
 
 
@@ -155,18 +153,18 @@ def test_on_policy_gradient_is_reinforce(clip: bool) -> None:
     torch.testing.assert_close(gradient(loss, logprobs), wide(-0.75 / 4, 0.25 / 4))
 
 
-def batch_of(fresh: list[int], replayed: list[int], limit: int) -> MiniBatch:
+def batch_of(fresh: list[int], replayed: list[int], limit: int) -> batching.MiniBatch:
     """Rows of so many tokens."""
     rows = tuple(
-        TrainingRow(
-            sequence=TokenSequence(prompt_ids=np.zeros(1, np.int32), response_ids=np.zeros(length, np.int32)),
+        batching.TrainingRow(
+            sequence=types.TokenSequence(prompt_ids=np.zeros(1, np.int32), response_ids=np.zeros(length, np.int32)),
             advantage=1.0,
             behaviour_logprobs=np.zeros(length, np.float32),
             replayed=index >= len(fresh),
         )
         for index, length in enumerate([*fresh, *replayed])
     )
-    return MiniBatch(rows=rows, num_rollouts=len(rows), max_response_tokens=limit, clip=False)
+    return batching.MiniBatch(rows=rows, num_rollouts=len(rows), max_response_tokens=limit, clip=False)
 
 
 @pytest.mark.parametrize(

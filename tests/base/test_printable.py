@@ -21,9 +21,7 @@ from stored_results import with_successes
 from exgrpo_cli.base.output import PrintableRecord, in_markdown, printable, say, tell_warnings
 from exgrpo_cli.base.reporter import LiveReporter, PlainReporter, PrintableConsole, print_table
 from exgrpo_cli.commands import run as exgrpo
-from exgrpo_cli.show.figures.comparisons import accuracy_by_benchmark
-from exgrpo_cli.show.figures.style import tell
-from exgrpo_cli.show.figures.written import as_svg, save
+from exgrpo_cli.show.figures import comparisons, style, written
 from exgrpo_cli.show.page import Links, Page, Paragraph, Response, figure_block, write_page
 from exgrpo_cli.studies.output import markdown
 
@@ -165,11 +163,11 @@ def test_pages_cards_and_figures_hold_nothing_that_is_obeyed(seed: int, tmp_path
     assert not obeyed(cells) and "<script" not in cells and "](" not in cells and "[0.1, 0.2]" in cells
     assert [line.count("|") for line in cells.splitlines()] == [3, 3, 3]
     assert in_markdown("a & b") == "a &amp; b"
-    figure = accuracy_by_benchmark([(f"{text} $\\nosuch{{$", "x", {"value": 0.5, "low": 0.4, "high": 0.6})])
-    tell(figure.axes[0], 0.0, f"pointed at {text}")
-    save(figure, tmp_path, "accuracy")
+    figure = comparisons.accuracy_by_benchmark([(f"{text} $\\nosuch{{$", "x", {"value": 0.5, "low": 0.4, "high": 0.6})])
+    style.tell(figure.axes[0], 0.0, f"pointed at {text}")
+    written.save(figure, tmp_path, "accuracy")
     assert "pointed at" in (tmp_path / "accuracy.svg").read_text()
-    assert not obeyed(as_svg(figure, {}) + (tmp_path / "accuracy.svg").read_text())
+    assert not obeyed(written.as_svg(figure, {}) + (tmp_path / "accuracy.svg").read_text())
     blocks = [
         Paragraph(text),
         Response(question=text, answer=text, text=text, facts=text, good=True),

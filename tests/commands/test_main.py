@@ -12,8 +12,7 @@ import pytest
 import typer
 from safetensors.numpy import save_file
 
-from exgrpo_cli.base.errors import InputError, Interrupted, RunError, ToolkitWarning
-from exgrpo_cli.base.versions import has_gpu_device
+from exgrpo_cli.base import errors, versions
 from exgrpo_cli.commands import app, run
 from exgrpo_cli.ledger.reader import LedgerWarning
 
@@ -41,7 +40,7 @@ def test_help_imports_nothing_heavy():
 @pytest.mark.parametrize("options", [[], ["--backbone", "qwen-math-1.5b", "--data", "arithmetic", "--heldout", "none"]])
 def test_a_plan_imports_nothing_heavy(options, tmp_path):
     """A model is loaded after the plan, in seconds; torch is asked only where there may be a GPU."""
-    heavy = sorted(set(HEAVY) - {"numpy", "pyarrow", "torch" if has_gpu_device() else ""})
+    heavy = sorted(set(HEAVY) - {"numpy", "pyarrow", "torch" if versions.has_gpu_device() else ""})
     code = (
         f"import sys; from exgrpo_cli.commands import run; code = run(['train', '--dry-run', *{options!r}]); "
         f"print([name for name in {heavy!r} if name in sys.modules], code, file=sys.stderr)"
@@ -101,9 +100,9 @@ def test_a_shell_completes_commands_options_and_values(line, offered, monkeypatc
 
 
 ERRORS = {
-    "refused": (InputError("data.parquet, row 3: answer is empty: drop the row."), 2),
-    "stopped": (RunError("weights differ\nafter the sync."), 1),
-    "interrupted": (Interrupted("stopped after step 3; go on with: exgrpo train --resume"), 130),
+    "refused": (errors.InputError("data.parquet, row 3: answer is empty: drop the row."), 2),
+    "stopped": (errors.RunError("weights differ\nafter the sync."), 1),
+    "interrupted": (errors.Interrupted("stopped after step 3; go on with: exgrpo train --resume"), 130),
     "ctrl-c": (KeyboardInterrupt(), 130),
     "disk": (OSError(28, "No space left on device", "runs/x/metrics.jsonl"), 1),
     "surprise": (ZeroDivisionError("division by zero"), 1),
@@ -183,7 +182,7 @@ def test_a_warning_of_the_toolkit_is_one_line(capsys):
     @commands.command()
     def warn(quiet: bool = typer.Option(False, "--quiet"), debug: bool = typer.Option(False, "--debug")) -> None:
         warnings.warn("all_gather_into_tensor is deprecated", FutureWarning, stacklevel=2)
-        warnings.warn("the limit is\nlow", ToolkitWarning, stacklevel=2)
+        warnings.warn("the limit is\nlow", errors.ToolkitWarning, stacklevel=2)
         warnings.warn("runs/x/replay: read up to step 9;\n1 part left out", LedgerWarning, stacklevel=2)
 
     damage = "exgrpo: runs/x/replay: read up to step 9; 1 part left out\n"

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from exgrpo_cli.commands import run
-from exgrpo_cli.commands.cli import template
+from exgrpo_cli.commands import cli, run
 from exgrpo_cli.commands.train import _next_commands
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.settings import to_toml
@@ -80,7 +79,7 @@ def test_the_grader_judges_and_questions_are_prepared_with_it(
 def test_without_arguments_three_things_to_try(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([]) == 0
     out, err = capsys.readouterr()
-    assert (out, err) == (template("greeting"), "")
+    assert (out, err) == (cli.template("greeting"), "")
     train, look, compare = named_commands(out)[:3]
     assert "steps = 150" in dry(train, capsys)
     assert run(shlex.split(look)[1:]) == 2

@@ -10,8 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from exgrpo_cli.commands import run
-from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.config.settings import to_toml
+from exgrpo_cli.config import layers, settings
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +26,7 @@ def test_a_dry_run_prints_a_file_for_config(tmp_path, capsys):
     assert "# memory     per process on the CPU" in text
     file = tmp_path / "mine.toml"
     file.write_text(text)
-    config = build_config(config_file=file)
+    config = layers.build_config(config_file=file)
     assert (config.replay.ratio, config.replay.mu, config.run.method) == (0.25, 0.4, "rho-0.25")
     assert list(tmp_path.iterdir()) == [file]
 
@@ -76,7 +75,7 @@ def test_resume_alone_takes_the_newest_unfinished_run(tmp_path, capsys):
     for name, age in (("older", 100), ("newer", 0)):
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
-        (folder / "config.toml").write_text(to_toml(build_config()))
+        (folder / "config.toml").write_text(settings.to_toml(layers.build_config()))
         os.utime(folder / "config.toml", (time.time() - age, time.time() - age))
     assert run(["train", "--resume", "--dry-run"]) == 2
     assert "runs/newer/data/manifest.json is missing" in capsys.readouterr().err
@@ -85,7 +84,7 @@ def test_resume_alone_takes_the_newest_unfinished_run(tmp_path, capsys):
 
 
 def test_a_run_its_summary_its_table_and_its_sequel(small_config, tmp_path, capsys):
-    (tmp_path / "small.toml").write_text(to_toml(small_config("run.steps=2", "grading.grader=math")))
+    (tmp_path / "small.toml").write_text(settings.to_toml(small_config("run.steps=2", "grading.grader=math")))
     assert run(["train", "--config", "small.toml", "--output", "runs/one", "--json"]) == 0
     out, err = capsys.readouterr()
     summary = json.loads(out)

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from exgrpo_cli.base.data import tables
-from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base import data, errors
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.settings import SECTIONS, resolve, to_toml
 
-TABLES = tables(__file__, "contradictions.toml")
+TABLES = data.tables(__file__, "contradictions.toml")
 
 
 def assignments(settings: Sequence[str]) -> list[str]:
@@ -22,7 +21,7 @@ def assignments(settings: Sequence[str]) -> list[str]:
 
 @pytest.mark.parametrize(("settings", "said"), TABLES["refused"].items())
 def test_contradictions_are_refused_in_one_line(settings: str, said: list[str]) -> None:
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(errors.InputError) as refused:
         build_config(assignments=assignments(settings.split()))
     assert all(part in str(refused.value) for part in said), str(refused.value)
     assert "\n" not in str(refused.value)
@@ -41,7 +40,7 @@ def test_a_key_of_another_place_is_unknown_and_the_place_that_has_it_is_named(co
         assignment = f"replay.{name}={str(getattr(value, name)).lower()}"
         having = " or ".join(repr(other) for other, kind in KINDS.items() if name in kind.__dataclass_fields__)
         if name not in own:
-            with pytest.raises(InputError) as refused:
+            with pytest.raises(errors.InputError) as refused:
                 build_config(assignments=[f"replay.composition={composition}", assignment])
             belongs = f"It belongs to composition = {having}, not to composition = '{composition}'."
             assert f"unknown key replay.{name}. {belongs}" in str(refused.value)

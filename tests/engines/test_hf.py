@@ -17,7 +17,6 @@ from exgrpo_cli.engines import causal_lm
 from exgrpo_cli.engines.hf import cache as slots
 from exgrpo_cli.engines.hf import prompts
 from exgrpo_cli.engines.hf.generator import HFGenerator
-from exgrpo_cli.engines.hf.prompts import sample_tokens
 
 
 def sampled(model: PreTrainedModel, params: SamplingParams = PARAMS, max_rows: int = 256) -> list[list[Rollout]]:
@@ -165,15 +164,15 @@ def test_sampled_shares_are_the_probabilities() -> None:
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()[None].repeat(10_000, 1)
     # Midpoints of 10,000 equal cells hit each token as often as its probability says, within one cell per edge.
     uniforms = (torch.arange(10_000) + 0.5) / 10_000
-    tokens, (logprobs,) = sample_tokens(logits, uniforms, ONE)
+    tokens, (logprobs,) = prompts.sample_tokens(logits, uniforms, ONE)
     torch.testing.assert_close(tokens.bincount() / 10_000, torch.tensor([0.5, 0.3, 0.15, 0.05]), rtol=0, atol=2e-4)
     torch.testing.assert_close(logprobs[0], torch.tensor(0.5).log())
     # T = 1/2 squares: 25 9 2.25 0.25 over 36.5.
-    tokens, _ = sample_tokens(logits, uniforms, replace(ONE, temperature=0.5))
+    tokens, _ = prompts.sample_tokens(logits, uniforms, replace(ONE, temperature=0.5))
     expected = torch.tensor([25, 9, 2.25, 0.25]) / 36.5
     torch.testing.assert_close(tokens.bincount(minlength=4) / 10_000, expected, rtol=0, atol=2e-4)
     # The nucleus of 0.7 is the first two tokens, 5/8 and 3/8; the log-probs stay those of the whole distribution.
-    tokens, (logprobs,) = sample_tokens(logits, uniforms, replace(ONE, top_p=0.7))
+    tokens, (logprobs,) = prompts.sample_tokens(logits, uniforms, replace(ONE, top_p=0.7))
     torch.testing.assert_close(tokens.bincount() / 10_000, torch.tensor([0.625, 0.375]), rtol=0, atol=2e-4)
     torch.testing.assert_close(logprobs[-1], torch.tensor(0.3).log())
 
@@ -182,7 +181,7 @@ def test_the_largest_uniform_never_draws_a_token_of_probability_zero() -> None:
     logits = torch.randn(1000, 40, generator=torch.Generator().manual_seed(0))
     logits[:, 30:] = -torch.inf
     uniforms = torch.full((1000,), np.nextafter(np.float32(1), np.float32(0)).item())
-    tokens, (logprobs,) = sample_tokens(logits, uniforms, ONE)
+    tokens, (logprobs,) = prompts.sample_tokens(logits, uniforms, ONE)
     assert tokens.max() < 30 and logprobs.isfinite().all()
 
 

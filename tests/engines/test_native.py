@@ -18,8 +18,7 @@ from scipy.stats import chisquare
 from slow_sampler import EOS, ONE, PARAMS, VOCAB, build_model, flat, full_pass, of_config, requests, slowly
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from exgrpo_cli.base.errors import RunError, ToolkitWarning
-from exgrpo_cli.base.types import Rollout, RolloutRequest
+from exgrpo_cli.base import errors, types
 from exgrpo_cli.engines.causal_lm import split_causal_lm
 from exgrpo_cli.engines.hf import native
 from exgrpo_cli.engines.hf.generator import HFGenerator
@@ -44,12 +43,12 @@ def native_generator(model: PreTrainedModel, **more: object) -> HFGenerator:
     return generator
 
 
-def one_prompt(length: int, vocab: int, seeds: range | tuple[int, ...] = (1, 2)) -> RolloutRequest:
+def one_prompt(length: int, vocab: int, seeds: range | tuple[int, ...] = (1, 2)) -> types.RolloutRequest:
     ids = np.random.default_rng(length).integers(0, vocab, length).astype(np.int32)
-    return RolloutRequest(question_id="q", prompt_ids=ids, seeds=tuple(seeds))
+    return types.RolloutRequest(question_id="q", prompt_ids=ids, seeds=tuple(seeds))
 
 
-def exact_logprobs(model: PreTrainedModel, request: RolloutRequest, rollout: Rollout) -> np.ndarray:
+def exact_logprobs(model: PreTrainedModel, request: types.RolloutRequest, rollout: types.Rollout) -> np.ndarray:
     """Log-probs of the tokens drawn, in float64."""
     whole = np.concatenate([request.prompt_ids, rollout.token_ids]).astype(np.int64)
     with torch.no_grad():
@@ -163,7 +162,7 @@ def test_a_policy_that_diverged_is_named(from_the_start: bool, monkeypatch) -> N
     else:
         packed = native.packed
         monkeypatch.setattr(native, "packed", lambda *given: packed(*given).fill_(torch.nan))
-    with pytest.raises(RunError, match=r"logits are NaN.*lower optim\.learning_rate"):
+    with pytest.raises(errors.RunError, match=r"logits are NaN.*lower optim\.learning_rate"):
         generator.generate(requests(), PARAMS)
 
 
@@ -179,7 +178,7 @@ def test_a_policy_that_diverged_is_named(from_the_start: bool, monkeypatch) -> N
 def test_without_a_library_one_line_and_the_reference(variables, reason, monkeypatch, afresh) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.warns(ToolkitWarning, match=re.escape(reason)) as said:
+    with pytest.warns(errors.ToolkitWarning, match=re.escape(reason)) as said:
         generator = HFGenerator(build_model(dtype=torch.float32), max_rows=6, eos_ids=EOS)
     assert len(said) == 1 and "\n" not in str(said[0].message)
     slow_sampler.assert_as_one_token_at_a_time(generator.generate(requests(), PARAMS), slowly(build_model()))
@@ -193,7 +192,7 @@ def test_a_library_that_computes_something_else_is_found_out(tmp_path, monkeypat
     native_generator(build_model(dtype=torch.float32))
     native._compile("c++", tmp_path / "decode.cpp", tmp_path / "decode.so")
     monkeypatch.setattr(native, "native_library", lambda: ctypes.CDLL(str(tmp_path / "decode.so")))
-    with pytest.warns(ToolkitWarning, match="its logits differ from transformers' by"):
+    with pytest.warns(errors.ToolkitWarning, match="its logits differ from transformers' by"):
         HFGenerator(build_model(dtype=torch.float32), eos_ids=EOS)
 
 

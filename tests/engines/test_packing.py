@@ -15,9 +15,7 @@ from torch.nn import functional as F
 from torch.nn.attention import varlen
 
 from exgrpo_cli.algo import batching, cpu
-from exgrpo_cli.algo.batching import MiniBatch, packed_batches, shared_prefix
-from exgrpo_cli.base.errors import ToolkitWarning
-from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, TokenSequence
+from exgrpo_cli.base import errors, types
 from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.engines.policy import packing
@@ -50,11 +48,11 @@ def prompt(*tokens: int) -> np.ndarray:
     return np.array(tokens, dtype=np.int32)
 
 
-def beginning_alike(rows: list[TokenSequence]) -> list[TokenSequence]:
+def beginning_alike(rows: list[types.TokenSequence]) -> list[types.TokenSequence]:
     return [replace(row, prompt_ids=np.concatenate([EXAMPLES, row.prompt_ids])) for row in rows]
 
 
-def update() -> MiniBatch:
+def update() -> batching.MiniBatch:
     batch = minibatch()
     longer = beginning_alike([row.sequence for row in batch.rows])
     pairs = zip(batch.rows, longer, strict=True)
@@ -94,8 +92,8 @@ def test_inputs_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "onednn_pays", lambda: False)
 
     prompts = [prompt(*tokens) for tokens in ((4, 5, 6, 1), (4, 5, 6, 2, 2), (4, 5, 6), (4, 5, 6, 1))]
-    rows = [TokenSequence(prompt_ids=each, response_ids=prompt(0, 0, 0)) for each in prompts]
-    assert shared_prefix(prompts) == 3
+    rows = [types.TokenSequence(prompt_ids=each, response_ids=prompt(0, 0, 0)) for each in prompts]
+    assert batching.shared_prefix(prompts) == 3
     # 3 shared, 1 + 2 + 2 of the first and last row, 2 + 2 of the second, 0 + 2 of the third.
     packed = pack(rows, torch.device("cpu"))
     assert packed.input_ids.tolist() == [[4, 5, 6, 1, 0, 0, 2, 2, 0, 0, 0, 0, 0, 0]]
@@ -106,28 +104,28 @@ def test_inputs_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     padded = pack(rows, torch.device("cpu"))
     assert padded.input_ids.tolist() == [packed.input_ids[0].tolist() + [0] * 18]
     assert padded.predicting.tolist() == packed.predicting.tolist()
-    assert packed_batches(rows, 14) == [[0, 3, 1, 2]]
+    assert batching.packed_batches(rows, 14) == [[0, 3, 1, 2]]
     # The shared tokens come again with every micro-batch: 3 + 5 and 3 + 4 + 2.
-    assert packed_batches(rows, 13) == [[0, 3, 1], [2]]
-    assert packed_batches(rows, 9) == [[0, 3], [1, 2]]
+    assert batching.packed_batches(rows, 13) == [[0, 3, 1], [2]]
+    assert batching.packed_batches(rows, 9) == [[0, 3], [1, 2]]
 
 
 def test_prompts_that_part_early_share_nothing() -> None:
     same = [7] * batching.SHORTEST_PREFIX
-    assert shared_prefix([prompt(*same, 1), prompt(*same, 2)]) == batching.SHORTEST_PREFIX
-    assert shared_prefix([prompt(*same[1:], 1), prompt(*same[1:], 2)]) == 0
-    assert shared_prefix([prompt(*same, 1), prompt(*same, 1)]) == shared_prefix([]) == 0
+    assert batching.shared_prefix([prompt(*same, 1), prompt(*same, 2)]) == batching.SHORTEST_PREFIX
+    assert batching.shared_prefix([prompt(*same[1:], 1), prompt(*same[1:], 2)]) == 0
+    assert batching.shared_prefix([prompt(*same, 1), prompt(*same, 1)]) == batching.shared_prefix([]) == 0
 
 
 def test_rollouts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """From a prompt that is the shared tokens alone, too."""
     questions = [prompt(*EXAMPLES, *range(count)) for count in (0, 1, 4)]
     requests = [
-        RolloutRequest(question_id=str(index), prompt_ids=asked, seeds=(index, 9 + index))
+        types.RolloutRequest(question_id=str(index), prompt_ids=asked, seeds=(index, 9 + index))
         for index, asked in enumerate(questions)
     ]
-    params = SamplingParams(max_new_tokens=6, temperature=0.8, top_p=1.0)
-    drawn: list[list[Rollout]] = []
+    params = types.SamplingParams(max_new_tokens=6, temperature=0.8, top_p=1.0)
+    drawn: list[list[types.Rollout]] = []
     passes: list[list[int]] = []
 
     def count(module: torch.nn.Module, positional: tuple[()], named: dict[str, torch.Tensor]) -> None:
@@ -169,7 +167,7 @@ def test_segments_are_proved_in_the_precision_of_the_run_or_not_taken(monkeypatc
     # Keys that are one place off.
     shifted = lambda query, key, *others, **options: documented(query, key.roll(1, 0), *others, **options)  # noqa: E731
     monkeypatch.setattr(packing, "varlen_attn", shifted)
-    with pytest.warns(ToolkitWarning, match="away from float32, that by blocks .*: rows are packed in blocks"):
+    with pytest.warns(errors.ToolkitWarning, match="away from float32, that by blocks .*: rows are packed in blocks"):
         assert not build_policy(build_model(torch.bfloat16))._by_segments
 
 

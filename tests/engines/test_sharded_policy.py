@@ -117,8 +117,7 @@ def train(*arguments: str) -> subprocess.Popen[str]:
 
 @pytest.mark.engines
 @pytest.mark.parametrize(
-    ("settings", "stopped_by"),
-    [(OFFLOADED, signal.SIGKILL), (ALL_AT_ONCE, signal.SIGINT), (ADAPTED, signal.SIGINT)],
+    ("settings", "stopped_by"), [(OFFLOADED, signal.SIGKILL), (ALL_AT_ONCE, signal.SIGINT), (ADAPTED, signal.SIGINT)]
 )
 def test_a_run_of_two_ranks_stopped_and_resumed(small_config, tmp_path, settings, stopped_by) -> None:
     """After a Ctrl-C the command says how to go on; when it is killed its ranks save and stop all the same."""

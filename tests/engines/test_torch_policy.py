@@ -26,9 +26,7 @@ from small_policy import (
 from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen2Model
 
-from exgrpo_cli.algo import cpu
-from exgrpo_cli.algo.batching import MiniBatch, packed_batches, rank_shares
-from exgrpo_cli.algo.cpu import has_rounded_matmuls
+from exgrpo_cli.algo import batching, cpu
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
@@ -38,7 +36,7 @@ from exgrpo_cli.engines.policy.packing import pack, prove_packing
 from exgrpo_cli.engines.policy.policy import Policy, learning_rate_at
 
 
-def change_by_update(batch: MiniBatch, **settings: object) -> Tensor:
+def change_by_update(batch: batching.MiniBatch, **settings: object) -> Tensor:
     model = build_model()
     before = weights(model)
     report = build_policy(model, **settings).update(batch)
@@ -96,9 +94,9 @@ def test_packing_adds_few_pad_tokens_and_cells(monkeypatch: pytest.MonkeyPatch) 
         prompt = np.full(100 + group, group, dtype=np.int32)
         for length in rng.lognormal(6, 0.7, 8).astype(int):
             rows.append(TokenSequence(prompt_ids=prompt, response_ids=np.zeros(length, dtype=np.int32)))
-    for share in rank_shares(rows, 2):
+    for share in batching.rank_shares(rows, 2):
         own = [rows[index] for index in share]
-        for batch in packed_batches(own, 8192):
+        for batch in batching.packed_batches(own, 8192):
             chosen = [own[index] for index in batch]
             packed = pack(chosen, torch.device("cpu"))
             prompts = {len(row.prompt_ids) for row in chosen}
@@ -211,7 +209,7 @@ def test_rounded_matmuls_move_the_update_by_their_rounding_alone() -> None:
     plain, rounded = (build_model(torch.float32) for _ in range(2))
     for model, dtype in ((plain, "float32"), (rounded, "bfloat16")):
         build_policy(model, optim=replace(LINEAR, matmul_dtype=dtype)).update(minibatch())
-    assert not has_rounded_matmuls(rounded.lm_head) and has_rounded_matmuls(rounded)
+    assert not cpu.has_rounded_matmuls(rounded.lm_head) and cpu.has_rounded_matmuls(rounded)
     moved = [weights(model) - weights(build_model(torch.float32)) for model in (plain, rounded)]
     assert weights(rounded).dtype == torch.float32 and not torch.equal(*moved)
     assert torch.nn.functional.cosine_similarity(*moved, dim=0) > 0.99

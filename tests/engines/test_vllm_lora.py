@@ -13,9 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from vllm_pair import MARKS, gaps, opened
 
+from exgrpo_cli.base import reporter, types
 from exgrpo_cli.base.errors import InputError, RunError
-from exgrpo_cli.base.reporter import SilentReporter
-from exgrpo_cli.base.types import RolloutRequest, SamplingParams
 from exgrpo_cli.config.sections.run import BackboneSettings, LoraSettings
 from exgrpo_cli.engines.policy.policy import Policy
 from exgrpo_cli.engines.vllm.proof import MAX_GAPS
@@ -44,8 +43,8 @@ def move(policy: Policy) -> None:
 
 def test_rollouts_are_those_of_the_adapted_policy_after_each_sync(pair: tuple[Policy, Any]) -> None:
     policy, generator = pair
-    asked = [RolloutRequest(question_id="q", prompt_ids=PROMPT[:12], seeds=tuple(range(8)))]
-    params = SamplingParams(temperature=0.8, top_p=1.0, max_new_tokens=40)
+    asked = [types.RolloutRequest(question_id="q", prompt_ids=PROMPT[:12], seeds=tuple(range(8)))]
+    params = types.SamplingParams(temperature=0.8, top_p=1.0, max_new_tokens=40)
     for version in (1, 2):
         move(policy)
         groups = generator.generate(asked, params)
@@ -149,7 +148,7 @@ def test_peft_and_vllm_take_the_adapter_that_a_run_has_left(small_config, vllm_b
 
     run = tmp_path / "run"
     settings = ("lora.rank=4", "optim.learning_rate=0.003", "run.steps=2", "data.heldout=none")
-    train(small_config(f"backbone.source={vllm_backbone}", *settings), run, reporter=SilentReporter())
+    train(small_config(f"backbone.source={vllm_backbone}", *settings), run, reporter=reporter.SilentReporter())
     folders = {"plain": vllm_backbone, "peft": vllm_backbone, "merged": run / "model"}
     models: dict[str, Any] = {name: load_folder(folder, torch.device("cpu")).model for name, folder in folders.items()}
     models["peft"] = PeftModel.from_pretrained(models["peft"], run / "adapter")

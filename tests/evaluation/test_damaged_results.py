@@ -14,8 +14,7 @@ from stored_results import with_successes
 
 from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.commands import run
-from exgrpo_cli.evaluation.comparison import compare
-from exgrpo_cli.evaluation.results import ResultsFolder
+from exgrpo_cli.evaluation import comparison, results
 
 FILES = ("protocol.json", "questions.jsonl", "records.jsonl", "results.json")
 TRIALS = 150
@@ -49,7 +48,7 @@ def damage(path: Path, rng: random.Random) -> str:
 
 
 def shown(folders: list[Path]) -> Any:
-    return json.loads(json.dumps(compare(folders).to_json()))
+    return json.loads(json.dumps(comparison.compare(folders).to_json()))
 
 
 def test_no_damage_changes_a_comparison_without_a_word(tmp_path):
@@ -104,18 +103,18 @@ def test_a_record_that_is_there_twice_counts_once(tmp_path):
     records = path / "records.jsonl"
     whole = records.read_text()
     records.write_text(whole + whole.splitlines(keepends=True)[1])
-    with ResultsFolder.open(path) as folder:
+    with results.ResultsFolder.open(path) as folder:
         assert len(folder.records()) == 3
     assert records.read_text() == whole
 
 
 def test_a_gold_that_changed_under_stored_verdicts_is_refused(tmp_path):
     path = with_successes(tmp_path / "a", [1, 2, 3])
-    with ResultsFolder.open(path) as folder:
+    with results.ResultsFolder.open(path) as folder:
         stamp, asked = folder.stamp, folder.questions()
     questions = path / "questions.jsonl"
     questions.write_text(questions.read_text().replace('"4"', '"5"', 1))
     # Its checksum made good as well.
-    ResultsFolder(path).write_stamp(stamp)
+    results.ResultsFolder(path).write_stamp(stamp)
     with pytest.raises(InputError, match=r"questions\.jsonl is not what would be asked now \(first: question q1\)"):
-        ResultsFolder.create(path, stamp, asked)
+        results.ResultsFolder.create(path, stamp, asked)

@@ -17,9 +17,8 @@ from random_model import questions_file, run
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import SamplingParams, StopReason
 from exgrpo_cli.config.requests import EvaluationRequest
-from exgrpo_cli.evaluation import service
+from exgrpo_cli.evaluation import sampling, service
 from exgrpo_cli.evaluation.benchmarks import benchmark_questions, own_benchmark
-from exgrpo_cli.evaluation.sampling import sample_seeds
 from exgrpo_cli.evaluation.server import Endpoint, endpoint_prompt, throttled
 from exgrpo_cli.questions.prompts import TEMPLATES
 
@@ -45,7 +44,7 @@ def test_known_share_of_correct_answers(tmp_path, serve):
     data = questions_file(tmp_path, 20)
     report = run(request_to(server, data, tmp_path / "results", samples=4))
     questions = benchmark_questions(own_benchmark("sums"), data).questions
-    even = sum(seed % 2 == 0 for question in questions for seed in sample_seeds(0, question.id, 4))
+    even = sum(seed % 2 == 0 for question in questions for seed in sampling.sample_seeds(0, question.id, 4))
     assert 0 < even < 80
     result = report.results["sums"]
     assert (result["avg_at_k"], result["verdicts"]["correct"]) == (pytest.approx(even / 80), even)
@@ -207,7 +206,7 @@ def test_a_killed_evaluation_goes_on(tmp_path, serve):
     lines = [json.loads(line) for line in records.read_bytes().splitlines()]
     assert len({line["question_id"] for line in lines}) == 150
     for line in lines:
-        assert [sample["seed"] for sample in line["samples"]] == list(sample_seeds(0, line["question_id"], 1))
+        assert [sample["seed"] for sample in line["samples"]] == list(sampling.sample_seeds(0, line["question_id"], 1))
 
 
 def test_prompts_for_a_server(tmp_path, serve):

@@ -12,13 +12,12 @@ import pytest
 from openai_server import Reply, Server, about, completion
 from random_model import questions_file
 
-from exgrpo_cli.base.errors import InputError, RunError
-from exgrpo_cli.base.types import SamplingParams
+from exgrpo_cli.base import errors, types
 from exgrpo_cli.commands import run
 from exgrpo_cli.evaluation.exchange import without_key
 from exgrpo_cli.evaluation.server import Endpoint
 
-PARAMS = SamplingParams(temperature=0.6, top_p=1.0, max_new_tokens=64)
+PARAMS = types.SamplingParams(temperature=0.6, top_p=1.0, max_new_tokens=64)
 KEY = "sk-Proj-9f8e7d6c5b4a+/x"
 
 
@@ -39,10 +38,10 @@ def test_a_redirect_to_another_server_is_refused_and_gets_nothing(serve, status,
         return status, b"", {"Location": f"{place}{path}?key={KEY}"}
 
     server = serve(moved, moved)
-    with pytest.raises(InputError, match=r"sends requests on to .*, and they go to --endpoint alone") as refused:
+    with pytest.raises(errors.InputError, match=r"sends requests on to .*, and they go to --endpoint alone") as refused:
         endpoint(server).check()
     assert KEY not in str(refused.value)
-    with pytest.raises(RunError, match="sends requests on to"):
+    with pytest.raises(errors.RunError, match="sends requests on to"):
         endpoint(server).respond((), 5, PARAMS)
     assert (elsewhere.keys, elsewhere.bodies, len(server.keys), len(server.bodies)) == ([], [], 1, 1)
 
@@ -54,7 +53,7 @@ def test_a_redirect_within_the_server_is_followed_with_the_key(serve):
     server = serve(lambda path, body, before: (307, b"", {"Location": path}), moved)
     endpoint(server).check()
     assert server.keys == [f"Bearer {KEY}"] * 2
-    with pytest.raises(RunError, match="sends requests on to"):
+    with pytest.raises(errors.RunError, match="sends requests on to"):
         endpoint(server).respond((), 5, PARAMS)
 
 
@@ -186,9 +185,9 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
 def test_an_endless_or_dripping_reply_ends_at_a_bound(serve, reply, message):
     server = serve(lambda path, body, before: reply, lambda path, body, before: reply)
     seconds = 0.2 if "timed out" in message else 60.0
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(errors.InputError, match=message):
         endpoint(server, timeout_seconds=seconds).check()
-    with pytest.raises(RunError, match=f"{message}|sends requests on to"):
+    with pytest.raises(errors.RunError, match=f"{message}|sends requests on to"):
         endpoint(server, timeout_seconds=seconds).respond((), 5, PARAMS)
 
 
@@ -197,7 +196,7 @@ def test_a_long_answer_may_have_what_was_asked_for(serve):
     text = "\\u4e2d" * 1_000_000
     reply = json.dumps(completion("@")[1]).replace("@", text).encode()
     server = serve(lambda path, body, before: (200, reply))
-    params = SamplingParams(temperature=0.6, top_p=1.0, max_new_tokens=1_000_000)
+    params = types.SamplingParams(temperature=0.6, top_p=1.0, max_new_tokens=1_000_000)
     assert len(endpoint(server).respond((), 5, params).text) == 1_000_000
-    with pytest.raises(RunError, match=r"more than 4.2 MB as one answer, more than --max-tokens can be"):
+    with pytest.raises(errors.RunError, match=r"more than 4.2 MB as one answer, more than --max-tokens can be"):
         endpoint(server).respond((), 5, PARAMS)

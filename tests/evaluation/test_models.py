@@ -8,8 +8,7 @@ import pytest
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import run
-from exgrpo_cli.config.layers import build_config, run_label
-from exgrpo_cli.config.settings import to_toml
+from exgrpo_cli.config import layers, settings
 from exgrpo_cli.evaluation.models import choose_model
 from exgrpo_cli.presets import load_preset
 
@@ -17,7 +16,7 @@ from exgrpo_cli.presets import load_preset
 def make_run(folder: Path, *, finished: bool = True, template: str = "auto") -> Path:
     (folder / "checkpoints").mkdir(parents=True)
     options = {"data": {"template": template}, "backbone": {"rope_theta": 40000.0}}
-    (folder / "config.toml").write_text(to_toml(build_config(options=options)))
+    (folder / "config.toml").write_text(settings.to_toml(layers.build_config(options=options)))
     for model in ("model", "checkpoints/step-000025/model", "checkpoints/step-000050/model"):
         (folder / model).mkdir(parents=True)
         (folder / model / "config.json").write_text("{}")
@@ -117,6 +116,6 @@ def test_a_model_is_asked_and_answers(small_backbone: Path, capsys: pytest.Captu
 def test_a_run_of_a_study_is_called_by_study_arm_and_seed(tmp_path: Path) -> None:
     run_folder = tmp_path / "studies" / "ent" / "ent-min" / "seed-0"
     run_folder.mkdir(parents=True)
-    assert run_label(run_folder) == "seed-0"
+    assert layers.run_label(run_folder) == "seed-0"
     run_folder.with_name("seed-0.toml").touch()
-    assert run_label(run_folder) == "ent/ent-min/seed-0"
+    assert layers.run_label(run_folder) == "ent/ent-min/seed-0"

@@ -13,16 +13,15 @@ from stored_results import NONE, RIGHT, WRONG, question, record, stamp, stored
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import values_digest
 from exgrpo_cli.base.types import Verdict
+from exgrpo_cli.evaluation import sampling, service
 from exgrpo_cli.evaluation.comparison import ResultTable, markdown, score_table
 from exgrpo_cli.evaluation.results import ResultsFolder, differences, grader_version, rescore, score_folder, ungraded
-from exgrpo_cli.evaluation.sampling import Evaluation, open_pool
-from exgrpo_cli.evaluation.service import rescore_folders
 from exgrpo_cli.grading import GradingPool
 
 
 @pytest.fixture(scope="module")
 def pool():
-    with open_pool("math") as pool:
+    with sampling.open_pool("math") as pool:
         yield pool
 
 
@@ -74,7 +73,7 @@ def test_oat_stands_beside_math_unasked(tmp_path, pool: GradingPool):
         rows = pq.read_table(path / "samples.parquet").to_pylist()
         pairs = [(row["verdict"], row["verdict_oat"]) for row in rows]
         assert [pair for pair in pairs if pair[0] != pair[1]] == [("correct", "wrong")]
-    report = rescore_folders([tmp_path / name for name in made], (), tmp_path / "both")
+    report = service.rescore_folders([tmp_path / name for name in made], (), tmp_path / "both")
     average = report.to_json()["averages"]["made+other"]
     assert (average["value"], average["second_graders"]["oat"]["value"]) == (2 / 3, 1 / 3)
     assert average["pass_at_k"]["2"]["value"] == 1
@@ -100,7 +99,7 @@ def test_rescoring_needs_no_model_and_updates_the_stamp(tmp_path):
         assert folder.stamp["grader"]["version"] == grader_version("math")
     foreign = stored(tmp_path / "foreign", records, grader__name="python:cProfile:run")
     with pytest.raises(InputError, match=r"foreign names the grader 'python:cProfile:run', which would run code"):
-        rescore_folders([foreign], (), foreign)
+        service.rescore_folders([foreign], (), foreign)
 
 
 def test_unfinished_and_damaged_results_are_not_scored(tmp_path, pool: GradingPool):
@@ -166,7 +165,7 @@ def test_terminal_table_says_what_the_score_can_show():
 
 def test_figures_of_an_evaluation():
     right, wrong = (("4", RIGHT), ("4", RIGHT)), (("5", WRONG), ("", NONE))
-    evaluation = Evaluation(records=(record(question(1), *right), record(question(2), *wrong)))
+    evaluation = sampling.Evaluation(records=(record(question(1), *right), record(question(2), *wrong)))
     assert list(evaluation.correct) == [2, 0]
     assert (evaluation.mean_tokens, evaluation.share_clipped) == (10.0, 0.0)
     summary = evaluation.figures()

@@ -18,12 +18,7 @@ from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.base.types import AnswerFormat, SamplingParams, StopReason
 from exgrpo_cli.config.requests import EvaluationRequest
 from exgrpo_cli.engines.hf.generator import HFGenerator
-from exgrpo_cli.evaluation import service
-from exgrpo_cli.evaluation.local import from_generator
-from exgrpo_cli.evaluation.models import choose_model
-from exgrpo_cli.evaluation.results import ResultsFolder
-from exgrpo_cli.evaluation.sampling import QuestionRecord, open_pool, sample_and_grade, sample_seeds
-from exgrpo_cli.evaluation.service import evaluate, plan_evaluation
+from exgrpo_cli.evaluation import local, models, results, sampling, service
 from exgrpo_cli.models.load import load_folder
 
 
@@ -58,7 +53,7 @@ def test_every_question_goes_through_and_is_stamped(tmp_path, model):
     assert len(samples) == 30
     assert samples[0]["prompt"] == "<|user|>0+1=?<|assistant|><think>\n"
     assert [row["member"] for row in samples[:4]] == [0, 1, 2, 0]
-    assert [row["seed"] for row in samples[:3]] == list(sample_seeds(0, samples[0]["question_id"], 3))
+    assert [row["seed"] for row in samples[:3]] == list(sampling.sample_seeds(0, samples[0]["question_id"], 3))
     # 12 tokens of a random model of 264: each about -5.6 nats.
     assert all(row["tokens"] <= 12 and -100 < row["logprob"] < 0 for row in samples)
     assert (output / "table.md").read_text().startswith("| Model | sums |")
@@ -87,7 +82,7 @@ def test_several_temperatures_are_results_of_their_own_with_the_samples_of_each(
     cold, hot, once = (pq.read_table(folder / "samples.parquet")["text"].to_pylist() for folder in folders)
     assert cold != hot == once
     with pytest.raises(InputError, match=r"protocol\.temperature = 0\.0 is out of range: use a finite number above 0"):
-        plan_evaluation(replace(both, protocol={"temperature": (1.0, 0.0)}))
+        service.plan_evaluation(replace(both, protocol={"temperature": (1.0, 0.0)}))
 
 
 def test_interrupted_questions_are_kept_and_the_rest_go_on(tmp_path, model, monkeypatch):
@@ -105,14 +100,14 @@ def test_interrupted_questions_are_kept_and_the_rest_go_on(tmp_path, model, monk
     lines = [json.loads(line) for line in records.read_bytes().splitlines()]
     assert len({line["question_id"] for line in lines}) == len(lines) == 12
     for line in lines:
-        assert [sample["seed"] for sample in line["samples"]] == list(sample_seeds(0, line["question_id"], 3))
+        assert [sample["seed"] for sample in line["samples"]] == list(sampling.sample_seeds(0, line["question_id"], 3))
 
 
 def test_a_presets_limit_is_what_the_window_leaves(tmp_path, model):
     data = write(tmp_path / "long.jsonl", {"question": "1+" * 150 + "1=?", "answer": "151"})
     request = EvaluationRequest(benchmarks=(), data=data, model=str(model), output=tmp_path / "results", device="cpu")
     notes: list[str] = []
-    result = evaluate(plan_evaluation(request), notes.append, quiet=True).results["long"]
+    result = service.evaluate(service.plan_evaluation(request), notes.append, quiet=True).results["long"]
     # The prompt has 307 of the window's 512 tokens; the preset says 8,192.
     assert result["protocol"]["sampling"]["max_tokens"] == 205 >= result["mean_tokens"]
     (note,) = notes
@@ -124,7 +119,7 @@ def test_a_file_of_multiple_choice_questions_is_graded_as_such(tmp_path, model):
     rows = [{"question": f"{n}. Capital of Italy?", "choices": ["Oslo", "Rome", "Bern"], "answer": 1} for n in range(3)]
     notes: list[str] = []
     request = request_for(model, write(tmp_path / "capitals.jsonl", *rows), tmp_path / "results")
-    result = evaluate(plan_evaluation(request), notes.append, quiet=True).results["capitals"]
+    result = service.evaluate(service.plan_evaluation(request), notes.append, quiet=True).results["capitals"]
     assert result["protocol"]["grader"]["name"] == "choice"
     assert notes == ["capitals: multiple choice, options shuffled"]
     asked = [json.loads(line) for line in (tmp_path / "results" / "questions.jsonl").read_text().splitlines()]
@@ -132,8 +127,8 @@ def test_a_file_of_multiple_choice_questions_is_graded_as_such(tmp_path, model):
 
 
 def test_a_question_has_the_same_samples_whatever_is_around_it(model):
-    backbone = load_folder(model, torch.device("cpu"), choose_model(str(model)).config.backbone)
-    questions = [QuestionRecord(question=question(f"{n}+1=?", answer="1")) for n in range(6)]
+    backbone = load_folder(model, torch.device("cpu"), models.choose_model(str(model)).config.backbone)
+    questions = [sampling.QuestionRecord(question=question(f"{n}+1=?", answer="1")) for n in range(6)]
     ids = [asked.question.id for asked in questions]
     encoded = [backbone.tokenizer(f"{n}+1=?")["input_ids"] for n in range(6)]
     prompts = dict(zip(ids, (np.asarray(tokens, dtype=np.int32) for tokens in encoded), strict=True))
@@ -146,10 +141,10 @@ def test_a_question_has_the_same_samples_whatever_is_around_it(model):
             return rollouts
 
     generator = Watched(backbone.model, max_rows=2, eos_ids=backbone.eos_ids)
-    with open_pool("math") as pool:
+    with sampling.open_pool("math") as pool:
         ask = partial(
-            sample_and_grade,
-            respond=from_generator(generator, backbone.decode, prompts),
+            sampling.sample_and_grade,
+            respond=local.from_generator(generator, backbone.decode, prompts),
             pool=pool,
             answer_format=AnswerFormat(opens_think=True, requires_box=True, require_eos=True),
             params=SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=16),
@@ -171,7 +166,7 @@ def test_a_question_has_the_same_samples_whatever_is_around_it(model):
 def test_another_protocol_is_refused_by_name_and_an_open_folder_too(tmp_path, model):
     data, output = questions_file(tmp_path, 2), tmp_path / "results"
     run(request_for(model, data, output))
-    with ResultsFolder.open(output), pytest.raises(InputError, match="in use by another evaluation"):
+    with results.ResultsFolder.open(output), pytest.raises(InputError, match="in use by another evaluation"):
         run(request_for(model, data, output))
     other = r"protocol: sampling.temperature is 0.6 and 1.0; sampling.max_tokens is 12 and 8\. "
     with pytest.raises(InputError, match=other):

@@ -16,8 +16,7 @@ import pytest
 from random_model import questions_file
 from two_ranks import free_port
 
-from exgrpo_cli.base.errors import InputError, RunError
-from exgrpo_cli.base.types import Message, SamplingParams, StopReason
+from exgrpo_cli.base import errors, types
 from exgrpo_cli.evaluation.server import Endpoint
 
 pytestmark = pytest.mark.engines
@@ -59,17 +58,17 @@ def _wait_for(address: str, process: "subprocess.Popen[bytes]", log: Path) -> No
 @pytest.mark.timeout(400)
 def test_seeds_routes_limits_and_refusals(url):
     endpoint = Endpoint(url=url, model="small")
-    params = SamplingParams(temperature=1.5, top_p=1.0, max_new_tokens=48)
-    prompt = (Message(role="user", content="7+5-3+4=?"),)
+    params = types.SamplingParams(temperature=1.5, top_p=1.0, max_new_tokens=48)
+    prompt = (types.Message(role="user", content="7+5-3+4=?"),)
     first, again, other = (endpoint.respond(prompt, seed, params) for seed in (2**63 - 2, 2**63 - 2, 5))
     assert first == again and first.text != other.text and first.num_tokens > 0
     # Plain text goes to the other route.
-    short = SamplingParams(temperature=0.6, top_p=1.0, max_new_tokens=3)
+    short = types.SamplingParams(temperature=0.6, top_p=1.0, max_new_tokens=3)
     response = endpoint.respond("<|user|>7+5=?<|assistant|><think>\n", 1, short)
-    assert (response.num_tokens, response.stop_reason) == (3, StopReason.LENGTH)
-    with pytest.raises(RunError, match=r"refused the request with status 400.*(512|max_tokens)"):
-        endpoint.respond("7+5=?", 1, SamplingParams(temperature=0.6, top_p=1.0, max_new_tokens=8192))
-    with pytest.raises(InputError, match="serves small, not 'large'"):
+    assert (response.num_tokens, response.stop_reason) == (3, types.StopReason.LENGTH)
+    with pytest.raises(errors.RunError, match=r"refused the request with status 400.*(512|max_tokens)"):
+        endpoint.respond("7+5=?", 1, types.SamplingParams(temperature=0.6, top_p=1.0, max_new_tokens=8192))
+    with pytest.raises(errors.InputError, match="serves small, not 'large'"):
         Endpoint(url=url, model="large").check()
 
 

@@ -7,15 +7,13 @@ import tracemalloc
 
 import pytest
 
-from exgrpo_cli.base.data import tables
-from exgrpo_cli.base.types import AnswerFormat, Verdict
+from exgrpo_cli.base import data, types
 from exgrpo_cli.config.sections.run import GradingSettings
-from exgrpo_cli.grading import GradingItem, GradingPool, choice, extract, plain, pool
-from exgrpo_cli.grading.routes import Route, route_item
+from exgrpo_cli.grading import GradingItem, GradingPool, choice, extract, plain, pool, routes
 
-FORMAT = AnswerFormat(opens_think=False, requires_box=True, require_eos=False)
+FORMAT = types.AnswerFormat(opens_think=False, requires_box=True, require_eos=False)
 LONG = 1 << 16
-PIECES: dict[str, list[str]] = tables(__file__, "pieces.toml")
+PIECES: dict[str, list[str]] = data.tables(__file__, "pieces.toml")
 """The piece that a hostile text repeats, and the end that closes it."""
 
 
@@ -62,10 +60,10 @@ def steps(text: str, grader: str) -> int:
         calls += event in ("call", "c_call")
 
     Counted.given = 0
-    route = Route(grader=grader, max_answer_chars=2000)
+    route = routes.Route(grader=grader, max_answer_chars=2000)
     sys.setprofile(count)
     try:
-        route_item(route, item)
+        routes.route_item(route, item)
     finally:
         sys.setprofile(None)
     return Counted.given + calls
@@ -86,7 +84,7 @@ def test_what_the_caller_holds_is_a_few_times_the_text() -> None:
         text = hostile(*PIECES[name], LONG, boxed=False)
         item = GradingItem(gold="7", response=text, finished=True, answer_format=FORMAT, options=("7", "8"))
         tracemalloc.start()
-        route_item(Route(grader="choice", max_answer_chars=2000), item)
+        routes.route_item(routes.Route(grader="choice", max_answer_chars=2000), item)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 64 * LONG, name
@@ -114,4 +112,4 @@ def test_an_answer_that_hangs_its_reader_costs_a_deadline(monkeypatch: pytest.Mo
                 for gold, answer in ((r"x^2", r"5\text{ m}"), ("7", "7"))
             ]
         )
-    assert (late, fine) == (Verdict.TIMEOUT, Verdict.CORRECT)
+    assert (late, fine) == (types.Verdict.TIMEOUT, types.Verdict.CORRECT)

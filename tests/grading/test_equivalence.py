@@ -18,8 +18,7 @@ from grading_table import CASES, written_down
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exgrpo_cli.base.data import tables
-from exgrpo_cli.base.types import Verdict
+from exgrpo_cli.base import data, types
 from exgrpo_cli.grading import GradingPool
 
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
@@ -31,7 +30,7 @@ def pool() -> Iterator[GradingPool]:
         yield opened
 
 
-def verdicts(pool: GradingPool, pairs: list[tuple[str, str]]) -> list[Verdict]:
+def verdicts(pool: GradingPool, pairs: list[tuple[str, str]]) -> list[types.Verdict]:
     return pool.grade([boxed(gold, answer) for gold, answer in pairs])
 
 
@@ -41,7 +40,7 @@ def test_the_table_is_graded_as_it_says(pool: GradingPool) -> None:
     otherwise = [
         (*case, verdict.value)
         for case, verdict in zip(CASES, found, strict=True)
-        if (verdict is Verdict.CORRECT) is not case[3]
+        if (verdict is types.Verdict.CORRECT) is not case[3]
     ]
     assert otherwise == []
 
@@ -75,7 +74,7 @@ def grouped(text: str, separator: str) -> str:
 
 
 EQUIVALENCES: dict[str, Callable[[str], str]] = {
-    name: partial(str.replace, form, "TEXT") for name, form in tables(__file__, "rewritings.toml").items()
+    name: partial(str.replace, form, "TEXT") for name, form in data.tables(__file__, "rewritings.toml").items()
 } | {
     "minus of print": lambda text: text.replace("-", "−"),
     "thin spaces": lambda text: grouped(text, r"\,"),
@@ -110,7 +109,7 @@ NUMBERS = st.one_of(
 )
 def test_a_gold_rewritten_is_correct(pool: GradingPool, gold: str, first: str, second: str) -> None:
     answer = EQUIVALENCES[second](EQUIVALENCES[first](gold))
-    assert verdicts(pool, [(gold, answer)]) == [Verdict.CORRECT], answer
+    assert verdicts(pool, [(gold, answer)]) == [types.Verdict.CORRECT], answer
 
 
 @settings(max_examples=150, deadline=None)
@@ -121,4 +120,4 @@ def test_a_gold_rewritten_is_correct(pool: GradingPool, gold: str, first: str, s
 )
 def test_a_gold_changed_is_wrong(pool: GradingPool, gold: str, perturbation: str, rewriting: str) -> None:
     answer = EQUIVALENCES[rewriting](PERTURBATIONS[perturbation](gold))
-    assert verdicts(pool, [(gold, answer)]) == [Verdict.WRONG], answer
+    assert verdicts(pool, [(gold, answer)]) == [types.Verdict.WRONG], answer

@@ -12,7 +12,6 @@ from sympy.parsing.sympy_parser import implicit_multiplication_application, pars
 
 from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.grading import GradingPool, mathematics, oat
-from exgrpo_cli.grading.oat import NotAFormulaError, read_formula
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +35,13 @@ NO_FORMULAS = (
 @pytest.mark.parametrize("text", FORMULAS)
 def test_a_formula_is_what_sympy_reads(text: str) -> None:
     rules = (*standard_transformations, implicit_multiplication_application)
-    assert read_formula(text) == parse_expr(text.replace("^", "**"), transformations=rules)
+    assert oat.read_formula(text) == parse_expr(text.replace("^", "**"), transformations=rules)
 
 
 @pytest.mark.parametrize("text", NO_FORMULAS)
 def test_anything_else_is_no_formula(text: str) -> None:
-    with pytest.raises(NotAFormulaError):
-        read_formula(text)
+    with pytest.raises(oat.NotAFormulaError):
+        oat.read_formula(text)
 
 
 def test_nothing_of_an_answer_is_evaluated_but_numerals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,10 @@ import sympy
 from latex2sympy2_extended import latex2sympy2
 from math_verify import parse, parser, verify
 
-from exgrpo_cli.base.errors import ToolkitWarning
-from exgrpo_cli.base.types import AnswerFormat, Verdict
+from exgrpo_cli.base import errors, types
 from exgrpo_cli.config.sections.run import GradingSettings
-from exgrpo_cli.grading import pool
+from exgrpo_cli.grading import plain, pool, routes
 from exgrpo_cli.grading.mathematics import PATCHES_HOLD_FOR, parse_in_two_stages, surely_differ
-from exgrpo_cli.grading.plain import plain_number, same_plain_number
-from exgrpo_cli.grading.routes import GradingItem
 
 NUMBERS = [
     "7", "+7", "-7", "−7", "007", "7.0", "7.", "0", "-0", "0.0", "0.5", ".5", "00.5", "-0.5", "1000", "1,000", "+1,000",
@@ -59,7 +56,7 @@ def test_plain_numbers_agree_with_math_verify() -> None:
     decided = [
         (gold, answer, same)
         for gold, answer in itertools.product(NUMBERS, NUMBERS)
-        if (same := same_plain_number(gold, answer)) is not None
+        if (same := plain.same_plain_number(gold, answer)) is not None
     ]
     assert len(decided) > 1000
     for gold, answer, same in random.Random(0).sample(decided, 300):
@@ -68,7 +65,7 @@ def test_plain_numbers_agree_with_math_verify() -> None:
 
 def test_huge_integers_do_not_reach_pythons_limit() -> None:
     assert sys.get_int_max_str_digits() <= 5000
-    assert plain_number("7" * 5000) is None
+    assert plain.plain_number("7" * 5000) is None
 
 
 def test_disproof_never_contradicts_math_verify() -> None:
@@ -132,12 +129,12 @@ def test_a_math_verify_with_other_internals_still_grades_and_says_what_is_lost(m
     )
     monkeypatch.setattr(pool, "_BOOT", boot + pool._BOOT)
     lost = r"answers take longer to read, .*latex2sympy2.*; equations without a real solution all pass .*grader"
-    with pytest.warns(ToolkitWarning, match=lost), pool.GradingPool(GradingSettings(workers=1)) as graders:
+    with pytest.warns(errors.ToolkitWarning, match=lost), pool.GradingPool(GradingSettings(workers=1)) as graders:
         pairs = [(r"\frac{1}{2}", "0.5"), (r"\sqrt{8}", r"2\sqrt{2}"), ("x^2+4=0", "x^2+9=0"), ("7", "x+1")]
         item = partial(
-            GradingItem,
+            routes.GradingItem,
             finished=True,
-            answer_format=AnswerFormat(opens_think=False, requires_box=True, require_eos=False),
+            answer_format=types.AnswerFormat(opens_think=False, requires_box=True, require_eos=False),
         )
         verdicts = graders.grade([item(gold=gold, response=rf"\boxed{{{answer}}}") for gold, answer in pairs])
-    assert verdicts == [Verdict.CORRECT, Verdict.CORRECT, Verdict.CORRECT, Verdict.WRONG]
+    assert verdicts == [types.Verdict.CORRECT, types.Verdict.CORRECT, types.Verdict.CORRECT, types.Verdict.WRONG]

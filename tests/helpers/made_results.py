@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from exgrpo_cli.runs.result import CurvePoint, RunResult, Totals, config_hash, write_result
-from exgrpo_cli.studies.claims import chosen_claims
-from exgrpo_cli.studies.planning import plan_claims
+from exgrpo_cli.studies import claims, planning
 
 TOTALS = Totals(steps=3, updates=6, generated=1000, trained=2000, scored=1500, seconds=60.0, training_seconds=50.0)
 
@@ -49,7 +48,7 @@ def result_of(
 
 def write_claim_results(folder: Path, claim: str, *, method: str) -> Path:
     """Results of another machine for all runs of a claim: `method` has 6 of 8 answers right, others 2 of 8."""
-    for planned in plan_claims(chosen_claims(claim), folder / "c").runs:
+    for planned in planning.plan_claims(claims.chosen_claims(claim), folder / "c").runs:
         right = 0.75 if planned.config.run.method == method else 0.25
         correct = np.random.default_rng(planned.seed).binomial(4, right, size=40)
         result = replace(

@@ -22,11 +22,8 @@ from transformers import AutoModelForCausalLM
 from exgrpo_cli.algo import logprobs
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.engines import causal_lm
-from exgrpo_cli.engines.generators import ASLEEP
-from exgrpo_cli.engines.policy import packing, policy
-from exgrpo_cli.engines.policy.adamw import torch_policy
-from exgrpo_cli.engines.policy.deepspeed import deepspeed_policy, require_deepspeed
+from exgrpo_cli.engines import causal_lm, generators
+from exgrpo_cli.engines.policy import adamw, deepspeed, packing, policy
 from exgrpo_cli.machine.memory import architecture, backbone_shape, memory_plan
 from exgrpo_cli.training.check import Check
 
@@ -35,7 +32,7 @@ class Lent:
     """A generator that takes `room` bytes while it is awake."""
 
     def __init__(self, room: int) -> None:
-        self.room, self.weight_version = room, ASLEEP
+        self.room, self.weight_version = room, generators.ASLEEP
         self.taken: torch.Tensor | None = None
 
     def sync(self, weights: Any, weight_version: int, score: Any = None) -> None:
@@ -46,7 +43,7 @@ class Lent:
 
     def sleep(self) -> None:
         """See `Generator.sleep`."""
-        self.taken, self.weight_version = None, ASLEEP
+        self.taken, self.weight_version = None, generators.ASLEEP
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[list[Rollout]]:
         """See `Generator.generate`: for one request."""
@@ -71,7 +68,7 @@ def as_one_of(num_ranks: int, card: int) -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=num_ranks)
     for name in ("broadcast", "all_reduce", "all_gather_into_tensor"):
         setattr(dist, name, lambda *tensors, **options: None)
-    require_deepspeed(torch.device("cpu"))
+    deepspeed.require_deepspeed(torch.device("cpu"))
     from deepspeed.accelerator import get_accelerator
 
     accelerator: Any = type(get_accelerator())
@@ -87,13 +84,13 @@ def main(name: str, num_ranks: int, card: int, *assignments: str) -> None:
     config = build_config(backbone=name, assignments=("optim.minibatches=1", *assignments))
     shape = backbone_shape(config.backbone, config.tiny)
     plan = memory_plan(shape, config, gpus=num_ranks, gpu_bytes=card)
-    meter, make, dtype = Watched(device), torch_policy, getattr(torch, config.backbone.dtype)
+    meter, make, dtype = Watched(device), adamw.torch_policy, getattr(torch, config.backbone.dtype)
     with device:
         made = architecture(config.backbone, config.tiny)
         model = AutoModelForCausalLM.from_config(made, dtype=dtype, attn_implementation="sdpa")
     if num_ranks > 1:
         as_one_of(num_ranks, card)
-        make = deepspeed_policy
+        make = deepspeed.deepspeed_policy
     settings = {"objective": config.objective, "optim": config.optim, "lora": config.lora}
     settings["gradient_checkpointing"] = config.backbone.gradient_checkpointing
     prompts = {"q": np.zeros(config.data.max_prompt_tokens, dtype=np.int32)}

@@ -8,13 +8,12 @@ from small_ledger import IDENTITY, QUESTIONS, K
 from store_calls import row_of, visit_of
 
 from exgrpo_cli.base.types import TokenScores
-from exgrpo_cli.replay.place import Asked
-from exgrpo_cli.replay.replace import Replace
+from exgrpo_cli.replay import place, replace
 from exgrpo_cli.replay.store import Store, Visit
 
 
 def open_store(folder: Path) -> Store:
-    return Store(folder, identity=IDENTITY, rules=Replace(), question_ids=QUESTIONS)
+    return Store(folder, identity=IDENTITY, rules=replace.Replace(), question_ids=QUESTIONS)
 
 
 def visit(question_id: str, k: int, step: int) -> Visit:
@@ -27,10 +26,10 @@ def fill(store: Store) -> None:
     store.flush(1)
 
 
-def asked_of(store: Store, step: int, score: object, num: int = 4) -> Asked:
+def asked_of(store: Store, step: int, score: object, num: int = 4) -> place.Asked:
     """A step of `2 num` questions that asks a place."""
     rngs = {"draw": np.random.default_rng(0), "choice": np.random.default_rng(0)}
-    return Asked(
+    return place.Asked(
         store=store, step=step, weight_version=step, questions_per_step=2 * num, from_old=False, rngs=rngs, score=score
     )
 

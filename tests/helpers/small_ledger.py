@@ -11,8 +11,7 @@ from store_calls import candidates_of, draw, record, replay, row_of, visit_of
 
 from exgrpo_cli.ledger.reader import LedgerReader, list_parts, steps_of
 from exgrpo_cli.ledger.schemas import TABLES, LedgerIdentity
-from exgrpo_cli.replay.replace import Replace
-from exgrpo_cli.replay.store import Store
+from exgrpo_cli.replay import replace, store
 
 K = 4
 IDENTITY = LedgerIdentity(
@@ -24,7 +23,7 @@ WRITTEN = [table for table in TABLES if table != "replays"]
 """Tables that have rows here: no unit is drawn by priority."""
 
 
-def one_step(buffer: Store, step: int, num_tokens: int = 3, *, seal: bool = True) -> None:
+def one_step(buffer: store.Store, step: int, num_tokens: int = 3, *, seal: bool = True) -> None:
     """Two new trajectories of one question, and a draw once there is something to draw; in parts of their own."""
     drawn = draw(buffer, 1, step, np.random.default_rng(step))
     for question_id in drawn:
@@ -37,12 +36,12 @@ def one_step(buffer: Store, step: int, num_tokens: int = 3, *, seal: bool = True
         buffer.seal()
 
 
-def create(folder: Path) -> Store:
-    return Store(folder, identity=IDENTITY, rules=Replace(), question_ids=QUESTIONS)
+def create(folder: Path) -> store.Store:
+    return store.Store(folder, identity=IDENTITY, rules=replace.Replace(), question_ids=QUESTIONS)
 
 
-def reopen(folder: Path, at_step: int, identity: LedgerIdentity = IDENTITY) -> Store:
-    return Store(folder, identity=identity, rules=Replace(), question_ids=QUESTIONS, at_step=at_step)
+def reopen(folder: Path, at_step: int, identity: LedgerIdentity = IDENTITY) -> store.Store:
+    return store.Store(folder, identity=identity, rules=replace.Replace(), question_ids=QUESTIONS, at_step=at_step)
 
 
 def part(folder: Path, table: str, step: int) -> Path:

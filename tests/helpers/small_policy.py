@@ -10,16 +10,14 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow
 from exgrpo_cli.base.types import TokenSequence
-from exgrpo_cli.config.sections.objective import ObjectiveSettings
-from exgrpo_cli.config.sections.run import OptimSettings
-from exgrpo_cli.engines.policy.adamw import torch_policy
-from exgrpo_cli.engines.policy.policy import Policy
+from exgrpo_cli.config.sections import objective, run
+from exgrpo_cli.engines.policy import adamw, policy
 
 TEMPERATURE = 0.8
 VOCAB = 50
 # With epsilon far above the gradients AdamW's first step is -lr * gradient / epsilon: the change of the weights shows
 # the gradient itself, where its usual sign-like step would hide its size. The clip and skip bounds are out of reach.
-LINEAR = OptimSettings(learning_rate=1.0, epsilon=1e3, weight_decay=0.0, grad_clip=1e9, skip_norm=1e9)
+LINEAR = run.OptimSettings(learning_rate=1.0, epsilon=1e3, weight_decay=0.0, grad_clip=1e9, skip_norm=1e9)
 
 
 def build_model(dtype: torch.dtype = torch.float64, *, tied: bool = True) -> PreTrainedModel:
@@ -32,11 +30,11 @@ def build_model(dtype: torch.dtype = torch.float64, *, tied: bool = True) -> Pre
 
 
 def build_policy(
-    model: PreTrainedModel, *, optim: OptimSettings = LINEAR, microbatch_tokens: int = 64, **settings: object
-) -> Policy:
-    chosen = {"objective": ObjectiveSettings(), **settings}
+    model: PreTrainedModel, *, optim: run.OptimSettings = LINEAR, microbatch_tokens: int = 64, **settings: object
+) -> policy.Policy:
+    chosen = {"objective": objective.ObjectiveSettings(), **settings}
     optim = replace(optim, microbatch_tokens=microbatch_tokens)
-    return torch_policy(model, temperature=TEMPERATURE, optim=optim, **chosen)  # type: ignore[arg-type]
+    return adamw.torch_policy(model, temperature=TEMPERATURE, optim=optim, **chosen)  # type: ignore[arg-type]
 
 
 def sequences() -> list[TokenSequence]:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from exgrpo_cli.config.settings import SECTIONS
+from exgrpo_cli.replay import place, replace
 from exgrpo_cli.replay.by_question import Candidates, QuestionPlace, Sampler, choose, resolve_metric, resolve_sampler
-from exgrpo_cli.replay.place import Place
-from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.replay.store import FreshRow, Store, Visit
 
 
@@ -28,7 +27,7 @@ def row_of(*token_ids: int, logprob: float = -0.5, **more: object) -> FreshRow:
     )
 
 
-def place_of(**settings: object) -> Place:
+def place_of(**settings: object) -> place.Place:
     """The place that these settings of `replay` name, `Replace` without a composition."""
     named = {kind.__name__.lower(): kind for kind in SECTIONS["replay"]}
     return named[settings.get("composition", "replace")](**settings)
@@ -67,12 +66,12 @@ def available(store: Store, step: int) -> int:
     return sum(map(len, store.drawable(step)))
 
 
-def sampler_of(rules: Replace) -> Sampler:
+def sampler_of(rules: replace.Replace) -> Sampler:
     return resolve_sampler(rules.sampler, rules.mu, rules.sigma)
 
 
 def draw(store: Store, num: int, step: int, rng: np.random.Generator) -> tuple[str, ...]:
-    assert isinstance(store.rules, Replace)
+    assert isinstance(store.rules, replace.Replace)
     return store.draw_questions(sampler_of(store.rules), num, step, rng)
 
 

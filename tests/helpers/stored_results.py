@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from exgrpo_cli.base.types import Message, Question, StopReason, Verdict
-from exgrpo_cli.evaluation.results import ResultsFolder, Stamp
-from exgrpo_cli.evaluation.sampling import QuestionRecord, Sample
+from exgrpo_cli.evaluation import results, sampling
 
 RIGHT, WRONG, NONE = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER
 
@@ -14,9 +13,9 @@ def question(number: int, answer: str = "4") -> Question:
     return Question(id=f"q{number}", prompt=prompt, answer=answer, source="made")
 
 
-def record(asked: Question, *answers: tuple[str, Verdict]) -> QuestionRecord:
+def record(asked: Question, *answers: tuple[str, Verdict]) -> sampling.QuestionRecord:
     samples = tuple(
-        Sample(
+        sampling.Sample(
             member=member,
             seed=member,
             text=f"So \\boxed{{{text}}}" if text else "I do not know",
@@ -27,11 +26,11 @@ def record(asked: Question, *answers: tuple[str, Verdict]) -> QuestionRecord:
         )
         for member, (text, verdict) in enumerate(answers)
     )
-    return QuestionRecord(question=asked, prompt_text="Q", samples=samples)
+    return sampling.QuestionRecord(question=asked, prompt_text="Q", samples=samples)
 
 
-def stamp(samples: int, **values: object) -> Stamp:
-    made: Stamp = {
+def stamp(samples: int, **values: object) -> results.Stamp:
+    made: results.Stamp = {
         "benchmark": {"name": "made", "questions": 4, "content_hash": "c0ffee"},
         "model": {"name": "a", "hash": "1"},
         "prompt": {"template": "chat", "opens_think": False, "requires_box": False, "require_eos": False},
@@ -54,8 +53,8 @@ def with_successes(path: Path, successes: list[int], **values: object) -> Path:
     return stored(path, records, **values)
 
 
-def stored(path: Path, records: list[QuestionRecord], **values: object) -> Path:
-    with ResultsFolder.create(path, stamp(len(records[0].samples), **values), records) as folder:
+def stored(path: Path, records: list[sampling.QuestionRecord], **values: object) -> Path:
+    with results.ResultsFolder.create(path, stamp(len(records[0].samples), **values), records) as folder:
         folder.append(records)
         folder.write_results({"second_graders": {"oat": {"avg_at_k": 0.5, "low": 0.25, "high": 0.75}}})
     return path

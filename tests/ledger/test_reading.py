@@ -15,8 +15,7 @@ from store_calls import candidates_of
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning, whole_until
 from exgrpo_cli.ledger.schemas import SCHEMAS
-from exgrpo_cli.replay.replace import Replace
-from exgrpo_cli.replay.store import Store
+from exgrpo_cli.replay import replace, store
 
 
 def flip(path: Path, position: int, bit: int = 0) -> None:
@@ -146,7 +145,7 @@ def test_nothing_is_cut_before_the_steps_that_stay_can_be_read(ledger: Path) -> 
     to be damaged: nothing is deleted."""
     before, others = files(ledger), [question for question in small_ledger.QUESTIONS if question != "q3"]
     with pytest.raises(InputError, match=r"1 questions that are not in this run's question file, q3 first"):
-        Store(ledger, identity=small_ledger.IDENTITY, rules=Replace(), question_ids=others, at_step=6)
+        store.Store(ledger, identity=small_ledger.IDENTITY, rules=replace.Replace(), question_ids=others, at_step=6)
     assert files(ledger) == before
     path = small_ledger.part(ledger, "scores", 4)
     flip_value(path, "entropy")

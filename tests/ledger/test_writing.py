@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 from small_ledger import IDENTITY, PARQUET, create, in_subprocess, num_rows, one_step, part, reopen
 
-from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import write_json
-from exgrpo_cli.ledger import writer
+from exgrpo_cli.base import errors, files
+from exgrpo_cli.ledger import schemas, writer
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning, list_parts
-from exgrpo_cli.ledger.schemas import RESUME_FIELDS, TABLES
 
 
 def names(ledger: Path, table: str = "events") -> list[str]:
@@ -38,7 +36,7 @@ def test_steps_since_a_checkpoint_are_in_one_live_part_a_table(ledger: Path) -> 
     for table in PARQUET:
         assert reader.table(table).slice(0, len(before[table])).equals(before[table])
     for step in (11, 13):
-        with pytest.raises(InputError, match=f"no closed part that ends at step {step}, of which"):
+        with pytest.raises(errors.InputError, match=f"no closed part that ends at step {step}, of which"):
             reopen(ledger, step)
     with reopen(ledger, 12) as buffer:
         assert buffer.counts.num_trajectories == 24
@@ -57,7 +55,7 @@ def test_a_reader_keeps_to_the_steps_it_began_with(ledger: Path) -> None:
         one_step(buffer, 13, seal=False)
         assert num_rows(reader) == rows
     assert [tokens.tolist() for tokens, _ in reader.bodies([21])] == [[111, 111, 111]]
-    with pytest.raises(InputError, match="no trajectory 22"):
+    with pytest.raises(errors.InputError, match="no trajectory 22"):
         reader.bodies([22])
 
 
@@ -82,7 +80,7 @@ def test_a_large_live_part_is_closed_without_a_checkpoint(
     assert (reader.last_step, reader.dropped, len(reader.bodies(range(14)))) == (7, "", 14)
 
 
-@pytest.mark.parametrize("renamed", range(len(TABLES)))
+@pytest.mark.parametrize("renamed", range(len(schemas.TABLES)))
 def test_killed_while_parts_are_closed(ledger: Path, renamed: int) -> None:
     """The process kills itself before the first, the second, ... of the live parts has its final name."""
     script = """
@@ -131,26 +129,26 @@ def test_resuming_drops_later_steps_and_goes_on_as_if_they_had_not_been(ledger: 
     assert {path.relative_to(ledger): path.read_bytes() for path in ledger.rglob("part-*")} == before
 
 
-@pytest.mark.parametrize("name", RESUME_FIELDS)
+@pytest.mark.parametrize("name", schemas.RESUME_FIELDS)
 def test_another_runs_ledger_is_refused(ledger: Path, name: str) -> None:
     other = 8 if name == "group_size" else "other"
     with pytest.raises(
-        InputError, match=f"{name} is {getattr(IDENTITY, name)!r} in the ledger but {other!r} in this run"
+        errors.InputError, match=f"{name} is {getattr(IDENTITY, name)!r} in the ledger but {other!r} in this run"
     ):
         reopen(ledger, 10, replace(IDENTITY, **{name: other}))
 
 
 def test_folders_that_hold_no_ledger_or_hold_one_already(ledger: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no ledger\.json"):
+    with pytest.raises(errors.InputError, match=r"no ledger\.json"):
         LedgerReader(tmp_path)
-    with pytest.raises(InputError, match="holds a ledger already"):
+    with pytest.raises(errors.InputError, match="holds a ledger already"):
         create(ledger)
     for content, message in (
         (asdict(IDENTITY) | {"format": 1}, "ledger format 1, this version reads 2;"),
         (asdict(IDENTITY) | {"template": None}, r"ledger\.json is damaged .*template"),
     ):
-        write_json(ledger / "ledger.json", content)
-        with pytest.raises(InputError, match=message):
+        files.write_json(ledger / "ledger.json", content)
+        with pytest.raises(errors.InputError, match=message):
             LedgerReader(ledger)
 
 
@@ -163,7 +161,7 @@ def test_one_writer_at_a_time_while_readers_read(ledger: Path) -> None:
     """
     process = in_subprocess(script, ledger)
     assert process.stdout.readline() == "written\n"
-    with pytest.raises(InputError, match="another process is writing this ledger"):
+    with pytest.raises(errors.InputError, match="another process is writing this ledger"):
         reopen(ledger, 10)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()

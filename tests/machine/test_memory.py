@@ -11,8 +11,7 @@ from exgrpo_cli.algo import logprobs
 from exgrpo_cli.base.types import TokenSequence
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.sections.run import BackboneSettings, LoraSettings, TinySettings
-from exgrpo_cli.engines.causal_lm import split_causal_lm
-from exgrpo_cli.engines.lora import adapt
+from exgrpo_cli.engines import causal_lm, lora
 from exgrpo_cli.engines.policy.packing import pack, response_hidden
 from exgrpo_cli.machine import memory
 from exgrpo_cli.presets import load_preset, preset_names
@@ -76,9 +75,9 @@ def test_activations_of_packed_rows_are_what_autograd_keeps(prompt, response, mo
     kept = []
     for layers in (1, 2):
         model = AutoModelForCausalLM.from_config(_small_config(model_type, layers), dtype=getattr(torch, dtype))
-        parts = split_causal_lm(model)
+        parts = causal_lm.split_causal_lm(model)
         if rank > 0:
-            adapt(model, LoraSettings(rank=rank), 0)
+            lora.adapt(model, LoraSettings(rank=rank), 0)
         batch = pack(rows, torch.device("cpu"))
         kept.append(_bytes_for_backward(model, lambda parts=parts, batch=batch: response_hidden(parts.body, batch)))
     settings = [

@@ -8,13 +8,11 @@ import torch
 
 from exgrpo_cli.base.errors import ToolkitWarning
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.machine.memory import architecture
-from exgrpo_cli.machine.settle import settle
-from exgrpo_cli.machine.survey import Gpu, Machine
+from exgrpo_cli.machine import memory, settle, survey
 from exgrpo_cli.models.load import pin_dtype
 from exgrpo_cli.training.setup import take_device
 
-ONE_GPU = Machine(cores=16, memory_bytes=2**37, gpus=(Gpu(name="H200", memory_bytes=2**37),))
+ONE_GPU = survey.Machine(cores=16, memory_bytes=2**37, gpus=(survey.Gpu(name="H200", memory_bytes=2**37),))
 
 
 @pytest.mark.parametrize(
@@ -34,13 +32,13 @@ def test_a_folder_is_trained_in_its_own_precision_on_a_gpu_and_says_so(
 ) -> None:
     folder = tmp_path / "folder"
     preset = build_config(backbone="qwen-math-1.5b")
-    architecture(preset.backbone, preset.tiny).save_pretrained(folder)
+    memory.architecture(preset.backbone, preset.tiny).save_pretrained(folder)
     entries = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(entries | {"dtype": saved}))
     config = build_config(backbone=str(folder))
     for device, expected in ((True, on_gpu), (False, "float32")):
         assert pin_dtype(config.backbone, config.tiny, on_gpu=device).dtype == expected
-    plan = settle(config, ONE_GPU)[1]
+    plan = settle.settle(config, ONE_GPU)[1]
     assert plan.lines()[0].endswith(f"in {on_gpu}") and note in plan.notes
     wide = build_config(backbone=str(folder), assignments=["backbone.dtype=float32"])
     assert pin_dtype(wide.backbone, wide.tiny, on_gpu=True).dtype == "float32"

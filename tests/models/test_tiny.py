@@ -17,9 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Tokenizer
 
-from exgrpo_cli.base.cache import cached_folder
-from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import partial_path, write_manifest
+from exgrpo_cli.base import cache, errors, files
 from exgrpo_cli.config.sections.run import TinySettings
 from exgrpo_cli.models import tiny
 
@@ -175,7 +173,7 @@ def test_a_damaged_copy_is_rebuilt_and_says_so(folder):
         (lambda: weights.write_bytes(before[:-1] + bytes([before[-1] ^ 1])), "is damaged (its checksum differs)"),
         (weights.unlink, "is missing"),
         # Weights that a manifest does not list are nobody's.
-        (lambda: write_manifest(folder, others), "is not in its manifest.json"),
+        (lambda: files.write_manifest(folder, others), "is not in its manifest.json"),
     ):
         damage()
         assert tiny.build_tiny(settings=SMALL, cache_dir=folder.parent, progress=lambda *r: reports.append(r)) == folder
@@ -220,7 +218,7 @@ def test_two_processes_build_once(tmp_path):
 
 @pytest.mark.parametrize("next_name", ["thing", "other"])
 def test_a_killed_build_leaves_nothing_that_looks_finished_nor_anything_after_the_next(tmp_path, next_name):
-    at_work = partial_path(tmp_path / "third")
+    at_work = files.partial_path(tmp_path / "third")
     at_work.mkdir()
     builder = start_builder(tmp_path, 60.0)
     deadline = time.monotonic() + 60
@@ -238,8 +236,8 @@ def test_a_killed_build_leaves_nothing_that_looks_finished_nor_anything_after_th
 
 def test_the_cache_folder_follows_the_environment_and_is_named_where_it_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path / "mine"))
-    folder = cached_folder(name="x", key={}, build=lambda folder: (folder / "f").touch(), notice=print)
+    folder = cache.cached_folder(name="x", key={}, build=lambda folder: (folder / "f").touch(), notice=print)
     assert folder.parent == tmp_path / "mine"
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"cache folder .*file/cache cannot be written .*set EXGRPO_CACHE"):
-        cached_folder(name="x", key={}, build=lambda f: None, notice=print, cache_dir=tmp_path / "file" / "cache")
+    with pytest.raises(errors.InputError, match=r"cache folder .*file/cache cannot be written .*set EXGRPO_CACHE"):
+        cache.cached_folder(name="x", key={}, build=lambda f: None, notice=print, cache_dir=tmp_path / "file" / "cache")

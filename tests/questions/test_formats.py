@@ -8,8 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from question_sources import PACK, pairs, read, text_of, write
 
-from exgrpo_cli.base.data import tables
-from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base import data, errors
 from exgrpo_cli.commands import run
 from exgrpo_cli.questions.files import iter_rows
 
@@ -28,7 +27,7 @@ def test_a_format_is_read_packed_or_not_as_a_file_and_in_a_folder(tmp_path, suff
     assert pairs(read(f"{folder}:test")) == pairs(read(f"{folder}:data/test.en{suffix}")) == [("And 7?", "7")]
     # A second part belongs to the same split, and a missing one is noticed.
     path = path.rename(folder / f"data/train-00000-of-00002{suffix}")
-    with pytest.raises(InputError, match="has 1 of the 2 parts of data/train"):
+    with pytest.raises(errors.InputError, match="has 1 of the 2 parts of data/train"):
         read(folder)
     write(folder / f"data/train-00001-of-00002{suffix}", {"question": "And 8?", "answer": "8"})
     assert pairs(read(folder)) == [*expected, ("And 8?", "8")]
@@ -43,8 +42,7 @@ def test_lines_and_parts_put_together_by_cat_are_one_file(tmp_path):
 
 # A changed byte is noticed by gzip, which adds up what it packs; zstd adds that only where it is asked to.
 @pytest.mark.parametrize(
-    ("suffix", "harm"),
-    [(".gz", "cut"), (".zst", "cut"), (".gz", "other"), (".zst", "other"), (".gz", "flipped")],
+    ("suffix", "harm"), [(".gz", "cut"), (".zst", "cut"), (".gz", "other"), (".zst", "other"), (".gz", "flipped")]
 )
 def test_a_damaged_packed_file_is_one_line(tmp_path, capsys, suffix, harm):
     text = text_of(".jsonl", *ROWS).encode() * 500
@@ -75,7 +73,7 @@ def test_rows_inside_an_object(tmp_path, text):
     assert [found for _, found in iter_rows(tmp_path / "set.json")] == [row]
 
 
-WRONG = tables(__file__, "cases.toml")["wrong_files"] | {
+WRONG = data.tables(__file__, "cases.toml")["wrong_files"] | {
     "line 2 is not JSON .*utf-8": ("set.jsonl", b'{"question": "What?"}\n{"question": "Caf\xe9?"}\n'),
     "line 2 is not JSON .*recursion": ("set.jsonl", '{"a": 1}\n' + '{"a":' * 100_000),
     "set.json is not JSON .*recursion": ("set.json", '{"a":' * 100_000),
@@ -89,7 +87,7 @@ WRONG = tables(__file__, "cases.toml")["wrong_files"] | {
 def test_a_wrong_file_names_itself_and_the_row(tmp_path, message):
     name, content = WRONG[message]
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(InputError, match=message) as raised:
+    with pytest.raises(errors.InputError, match=message) as raised:
         read(tmp_path / name)
     assert str(tmp_path / name) in str(raised.value)
 
@@ -97,7 +95,7 @@ def test_a_wrong_file_names_itself_and_the_row(tmp_path, message):
 def test_a_parquet_column_that_stands_twice_is_refused(tmp_path):
     columns = [pa.array(["a"]), pa.array(["1"]), pa.array(["b"])]
     pq.write_table(pa.Table.from_arrays(columns, names=["question", "answer", "question"]), tmp_path / "set.parquet")
-    with pytest.raises(InputError, match="has several columns named 'question'"):
+    with pytest.raises(errors.InputError, match="has several columns named 'question'"):
         read(tmp_path / "set.parquet")
 
 

@@ -16,10 +16,7 @@ from exgrpo_cli.config.sections.data import WordProblemSettings
 from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.grading import GradingPool
-from exgrpo_cli.questions.audit import BenchmarkIndex, check_golds, near_duplicates, words_of
-from exgrpo_cli.questions.prepare import PrepareOptions, prepare
-from exgrpo_cli.questions.prompts import THOUGHT_SOLUTION_SYSTEM
-from exgrpo_cli.questions.question_file import is_prepared, read_questions
+from exgrpo_cli.questions import audit, prepare, prompts, question_file
 
 ALICE = "Alice has 12 red apples and 7 green ones; she gives 5 of them to Bob. How many apples has she left?"
 CAROL = "Carol has 12 red apples and 7 green ones; she gives 5 of them to Bob. How many apples has she left?"
@@ -31,7 +28,7 @@ def qa(question, answer):
 
 
 def run(source, output, **options):
-    return prepare(str(source), output, PrepareOptions(**options), lambda *_: None)[0]
+    return prepare.prepare(str(source), output, prepare.PrepareOptions(**options), lambda *_: None)[0]
 
 
 def test_the_audit_counts_what_it_drops_folds_and_marks(tmp_path):
@@ -57,9 +54,9 @@ def test_the_audit_counts_what_it_drops_folds_and_marks(tmp_path):
     assert (report.num_read, len(report.questions), report.num_folded) == (8, 4, 1)
     marked = dict(report.marked)
     assert marked == {"same question, different answers": 1, "almost the same question": 1}
-    found = read_questions(output)
+    found = question_file.read_questions(output)
     assert [question.answer for question in found.questions] == ["14", "15", "14", "\\frac{1}{2}"]
-    assert is_prepared(found.metadata) and found.content_hash == report.to_json()["content_hash"]
+    assert question_file.is_prepared(found.metadata) and found.content_hash == report.to_json()["content_hash"]
     assert found.metadata["counts"] == report.findings()["counts"] and found.metadata["counts"]["read"] == 8
     assert found.metadata["source_layout"] == "question and answer"
     assert found.metadata["options"]["decontaminate"] == ["walks"]
@@ -82,11 +79,11 @@ def test_nothing_left_says_why_and_writes_nothing(tmp_path):
 
 def test_a_made_source_tells_its_seed_and_levels(tmp_path):
     settings = Config(word_problems=WordProblemSettings(num_train=60, num_heldout=30, seed=5))
-    options = PrepareOptions(settings=settings)
-    train, heldout = prepare("word-problems", tmp_path / "train.parquet", options, lambda *_: None)
+    options = prepare.PrepareOptions(settings=settings)
+    train, heldout = prepare.prepare("word-problems", tmp_path / "train.parquet", options, lambda *_: None)
     assert heldout.output == tmp_path / "train-heldout.parquet" and len(heldout.questions) == 30
     assert train.to_json()["levels"] == dict.fromkeys("1234", 15)
-    assert read_questions(tmp_path / "train.parquet").metadata["options"]["seed"] == 5
+    assert question_file.read_questions(tmp_path / "train.parquet").metadata["options"]["seed"] == 5
 
 
 def test_an_output_that_is_not_prepares_own_is_refused(tmp_path):
@@ -130,13 +127,13 @@ def test_a_killed_preparation_leaves_the_old_output_and_the_next_one_starts_clea
 def test_check_golds_names_the_first_bad_one():
     bad = question("?", answer="\\frac{1}{")
     with GradingPool(GradingSettings()) as pool:
-        check_golds([question("?", answer="1"), question("?", answer="\\frac{1}{2}")], pool)
+        audit.check_golds([question("?", answer="1"), question("?", answer="\\frac{1}{2}")], pool)
         with pytest.raises(InputError, match=rf"1 of 2 gold answers .* of question {bad.id}: gold "):
-            check_golds([question("?", answer="1"), bad], pool)
+            audit.check_golds([question("?", answer="1"), bad], pool)
 
 
 def test_overlap_is_the_share_of_the_benchmark_questions_ngrams():
-    index = BenchmarkIndex({"bench": ["one two three four five six", "seven"]}, size=3)
+    index = audit.BenchmarkIndex({"bench": ["one two three four five six", "seven"]}, size=3)
     # Trigrams of the benchmark question: 123 234 345 456; the text holds 123 and 234: 2 of 4.
     overlap = index.nearest("zero one two three four zero")
     assert overlap == ("bench", "one two three four five six", 0.5)
@@ -145,19 +142,19 @@ def test_overlap_is_the_share_of_the_benchmark_questions_ngrams():
     assert index.nearest("Seven!") == ("bench", "seven", 1.0)
     assert index.nearest("six seven") is None
     # Signs are words, without which 1+2 and 1-2 would read alike; mark-up and punctuation are not.
-    assert words_of("Let $x+1$ be \\frac{A}{b}.") == ("let", "x", "+", "1", "be", "frac", "a", "b")
+    assert audit.words_of("Let $x+1$ be \\frac{A}{b}.") == ("let", "x", "+", "1", "be", "frac", "a", "b")
 
 
 def test_near_duplicates_agree_with_comparing_all_pairs():
     words = [f"w{n}" for n in range(40)]
     texts = [" ".join(words), "short text", " ".join(words[1:]), " ".join(reversed(words)), " ".join([*words, "end"])]
-    pairs = near_duplicates(texts, threshold=0.8)
+    pairs = audit.near_duplicates(texts, threshold=0.8)
     # 40 words have 38 trigrams. Text 2 lacks one of them: 37/38. Text 4 has one more: 38/39, against text 2 37/39.
     assert [pair[:2] for pair in pairs] == [(0, 2), (0, 4)]
     assert [pair[2] for pair in pairs] == pytest.approx([37 / 38, 38 / 39])
-    assert near_duplicates(texts, threshold=0.99) == []
+    assert audit.near_duplicates(texts, threshold=0.99) == []
     # Of few trigrams most are common by chance, here four of six: 9+4, +4+, 4+9, +9+.
-    assert near_duplicates(["9+4+9+4=?", "9+4+9+4+9=?"], threshold=0.6) == []
+    assert audit.near_duplicates(["9+4+9+4=?", "9+4+9+4+9=?"], threshold=0.6) == []
 
 
 @pytest.mark.slow
@@ -169,4 +166,4 @@ def test_real_files(tmp_path, shared_data):
     # 30 questions of AIME24 stand eight times each: 240 - 30 = 210 are folded.
     assert (verl.layout, verl.num_read, verl.num_folded) == ("verl", 740, 210)
     assert len(verl.questions) == 530
-    assert {question.prompt[0].content for question in verl.questions} == {THOUGHT_SOLUTION_SYSTEM}
+    assert {question.prompt[0].content for question in verl.questions} == {prompts.THOUGHT_SOLUTION_SYSTEM}

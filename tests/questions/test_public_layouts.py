@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from question_sources import pairs, read, write
 
-from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.types import Verdict
+from exgrpo_cli.base import errors, types
 from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.grading import GradingPool
 
@@ -45,7 +44,7 @@ def test_countdown_rows_bring_a_solution_and_their_verifier(tmp_path):
     assert first.prompt[0].content.endswith(f"to make {rows[3]['target']}.")
     with GradingPool(GradingSettings()) as pool:
         golds = pool.verify_gold([own.answer for own in reading.questions], [own.metadata for own in reading.questions])
-    assert set(golds) == {Verdict.CORRECT}
+    assert set(golds) == {types.Verdict.CORRECT}
 
 
 def test_a_column_that_holds_most_of_the_words_and_is_not_read_is_an_error(tmp_path):
@@ -55,13 +54,13 @@ def test_a_column_that_holds_most_of_the_words_and_is_not_read_is_an_error(tmp_p
         *({"Narrative": f"{facts} {n}", "question": f"How many, {n}?", "answer": "9"} for n in range(3)),
     )
     with pytest.raises(
-        InputError,
+        errors.InputError,
         match=r"set.jsonl: the column 'Narrative' has more words than 'question' .*-field Narrative\+question",
     ):
         read(path)
     for named, text in (("Narrative+question", f"{facts} 0 How many, 0?"), ("question", "How many, 0?")):
         assert pairs(read(path, question_field=named, answer_field="answer"))[0] == (text, "9")
-    with pytest.raises(InputError, match=r"no column 'Narrativ' for --question-field. Did you mean 'Narrative'"):
+    with pytest.raises(errors.InputError, match=r"no column 'Narrativ' for --question-field. Did you mean 'Narrative'"):
         read(path, question_field="Narrativ+question", answer_field="answer")
 
 

@@ -8,10 +8,7 @@ from question_sources import pairs, read, write
 
 from exgrpo_cli.base.data import tables
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.questions.choices import find_choices
-from exgrpo_cli.questions.files import iter_rows
-from exgrpo_cli.questions.sources import default_name, parse_hub_id, select_files
-from exgrpo_cli.questions.values import UnusableRow, gold_text
+from exgrpo_cli.questions import choices, files, sources, values
 
 TABLES = tables(__file__, "cases.toml")
 USER, SYSTEM = {"role": "user", "content": "Sum?"}, {"role": "system", "content": "Think."}
@@ -72,7 +69,7 @@ def test_right_and_wrong_answers_apart_are_placed_by_the_question(tmp_path):
     reading = read(write(tmp_path / "gpqa.csv", *rows))
     placed = [question.answer for question in reading.questions]
     for question in reading.questions:
-        options = find_choices(question.prompt[0].content).options
+        options = choices.find_choices(question.prompt[0].content).options
         assert options["ABCD".index(question.answer)] == "right" and sorted(options) == ["right", "w1", "w2", "w3"]
     # 40 questions over four places: each place is taken (a place stays empty with probability 4 * 0.75^40 = 4e-5).
     assert set(placed) == set("ABCD")
@@ -110,7 +107,7 @@ def test_exact_duplicates_are_folded_and_one_id_with_other_messages_is_an_error(
 
 def test_traces_beside_the_questions_are_not_read(tmp_path):
     path = write(tmp_path / "set.parquet", {"problem": "Sum?", "answer": "7", "generations": ["long"]})
-    assert [row for _, row in iter_rows(path, ("problem", "answer"))] == [{"problem": "Sum?", "answer": "7"}]
+    assert [row for _, row in files.iter_rows(path, ("problem", "answer"))] == [{"problem": "Sum?", "answer": "7"}]
 
 
 @pytest.mark.parametrize(
@@ -139,15 +136,15 @@ def test_a_folder_of_several_layouts_or_none(tmp_path):
 
 def test_default_names(tmp_path):
     write(tmp_path / "my set" / "train.jsonl", {"question": "1?", "answer": "1"})
-    assert default_name("Elliott/Openr1-Math-46k-8192") == "Openr1-Math-46k-8192"
-    assert default_name("openai/gsm8k@v1:main:test") == "gsm8k-main-test"
-    assert parse_hub_id("a/b.c-d@refs/convert/parquet:main") == ("a/b.c-d", "refs/convert/parquet", ("main",))
-    assert [parse_hub_id(text) for text in ("gsm8k", "a/b/c", "a b/c", "/a/b")] == [None] * 4
-    assert default_name(str(tmp_path / "my set" / "train.jsonl")) == "train"
-    assert default_name(f"{tmp_path / 'my set'}:train") == "my set-train"
-    assert default_name("arithmetic") == "arithmetic"
+    assert sources.default_name("Elliott/Openr1-Math-46k-8192") == "Openr1-Math-46k-8192"
+    assert sources.default_name("openai/gsm8k@v1:main:test") == "gsm8k-main-test"
+    assert sources.parse_hub_id("a/b.c-d@refs/convert/parquet:main") == ("a/b.c-d", "refs/convert/parquet", ("main",))
+    assert [sources.parse_hub_id(text) for text in ("gsm8k", "a/b/c", "a b/c", "/a/b")] == [None] * 4
+    assert sources.default_name(str(tmp_path / "my set" / "train.jsonl")) == "train"
+    assert sources.default_name(f"{tmp_path / 'my set'}:train") == "my set-train"
+    assert sources.default_name("arithmetic") == "arithmetic"
     packed = write(tmp_path / "My.set.jsonl.gz", {"question": "1?", "answer": "1"}).rename(tmp_path / "My.set.JSONL.GZ")
-    assert default_name(str(packed)) == "My.set"
+    assert sources.default_name(str(packed)) == "My.set"
     assert read(packed).questions[0].source == "My.set"
 
 
@@ -163,22 +160,22 @@ def test_default_names(tmp_path):
         (Decimal("3.00"), "3"),
         (["7"], "7"),
         ([1, 2.5], "1, 2.5"),
-        (None, UnusableRow("no answer")),
-        (float("nan"), UnusableRow("no answer")),
-        (float("inf"), UnusableRow("answer is infinite")),
-        ([], UnusableRow("no answer")),
-        ([["7"]], UnusableRow("answer is a list of lists, not text or a number")),
+        (None, values.UnusableRow("no answer")),
+        (float("nan"), values.UnusableRow("no answer")),
+        (float("inf"), values.UnusableRow("answer is infinite")),
+        ([], values.UnusableRow("no answer")),
+        ([["7"]], values.UnusableRow("answer is a list of lists, not text or a number")),
         ({"value": "7", "pass": 1}, "7"),
         ({"number": "", "spans": ["seven"]}, "seven"),
-        ({"a": 1}, UnusableRow("answer is a dict without value, text, answer")),
+        ({"a": 1}, values.UnusableRow("answer is a dict without value, text, answer")),
     ],
 )
 def test_a_gold_that_is_no_text_is_written_as_one_or_says_why_not(value, gold):
     if isinstance(gold, str):
-        assert gold_text(value) == gold
+        assert values.gold_text(value) == gold
         return
-    with pytest.raises(UnusableRow, match=str(gold)):
-        gold_text(value)
+    with pytest.raises(values.UnusableRow, match=str(gold)):
+        values.gold_text(value)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +219,7 @@ def test_names_of_the_answer_column(tmp_path, asked, answer):
 
 
 def chosen(paths, *selectors, card=None):
-    split, files = select_files("set", paths, card or {}, selectors)
+    split, files = sources.select_files("set", paths, card or {}, selectors)
     return *split.split("/"), tuple(files)
 
 

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exgrpo_cli.base.data import tables
-from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base import data, errors
 from exgrpo_cli.questions.stream import QuestionStream
 
-STEPS = tables(__file__, "cases.toml")["steps"]
+STEPS = data.tables(__file__, "cases.toml")["steps"]
 IDS = [f"q{number}" for number in range(10)]
 
 
@@ -114,7 +113,7 @@ def test_a_resumed_stream_goes_on_bit_for_bit(seed, num_questions, num, cut):
 
 
 def test_the_state_of_another_question_set_is_refused():
-    with pytest.raises(InputError, match="another question set than these 9 questions"):
+    with pytest.raises(errors.InputError, match="another question set than these 9 questions"):
         stream(IDS[:9]).restore(stream().state())
 
 

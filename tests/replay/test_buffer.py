@@ -11,8 +11,7 @@ from small_buffer import asked_of
 from small_ledger import IDENTITY, K
 from store_calls import candidates_of, chosen_of, draw, place_of, record, replay, row_of, visit_of
 
-from exgrpo_cli.base.errors import RunError
-from exgrpo_cli.base.types import TokenScores, Trajectory
+from exgrpo_cli.base import errors, types
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.replay.store import FreshRow, Store, Visit
@@ -179,9 +178,9 @@ def test_what_is_stale_is_measured_again(worlds: Worlds, staleness: int, measure
     buffer.rows["measured_version"][:], buffer.rows["entropy"][3] = [6, 4, -1, 6], np.nan
     seen = []
 
-    def score(rows: Sequence[Trajectory]) -> list[TokenScores]:
+    def score(rows: Sequence[types.Trajectory]) -> list[types.TokenScores]:
         seen.extend(row.trajectory_id for row in rows)
-        return [TokenScores(logprobs=-np.ones(2, np.float32), entropies=np.ones(2, np.float32)) for _ in rows]
+        return [types.TokenScores(logprobs=-np.ones(2, np.float32), entropies=np.ones(2, np.float32)) for _ in rows]
 
     buffer.rules.before(asked_of(buffer, 6, score))
     assert seen == measured
@@ -198,5 +197,5 @@ def test_a_draw_of_what_was_not_offered(worlds: Worlds, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     buffer = worlds.create(sampler="python:sampler_of_mine:greedy")
     record(buffer, visit("q1", 1))
-    with pytest.raises(RunError, match="python:sampler_of_mine:greedy drew question q9, which was not offered"):
+    with pytest.raises(errors.RunError, match="python:sampler_of_mine:greedy drew question q9, which was not offered"):
         draw(buffer, 1, 2, np.random.default_rng(0))

@@ -15,8 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from small_ledger import IDENTITY, K
 from store_calls import available, candidates_of, chosen_of, draw, record, replay, row_of, visit_of
 
-from exgrpo_cli.replay.replace import Replace
-from exgrpo_cli.replay.store import Store, Visit
+from exgrpo_cli.replay import replace, store
 
 QUESTIONS = tuple(f"q{number}" for number in range(5))
 GroupValues = tuple[str, int, list[int], bool, bool, bool]
@@ -48,7 +47,7 @@ RULES = st.fixed_dictionaries(
 class Reference:
     """Dictionaries and lists, no index, no ledger."""
 
-    rules: Replace
+    rules: replace.Replace
     barred: tuple[str, ...] = ()
     """Visited, retired and re-admitted as others, never stored, so never drawn."""
     stored: dict[str, list[tuple[int, int, tuple[int, ...]]]] = field(default_factory=lambda: defaultdict(list))
@@ -65,7 +64,7 @@ class Reference:
                 if not held:
                     self.bucket.pop(question, None)
 
-    def visit(self, visit: Visit, *, collecting: bool) -> None:
+    def visit(self, visit: store.Visit, *, collecting: bool) -> None:
         question = visit.question_id
         k, members = visit.success_count, K
         if self.rules.count_fresh_only and visit.num_replayed:
@@ -102,9 +101,9 @@ class BufferMachine(RuleBasedStateMachine):
 
     @initialize(settings=RULES, barred=st.sampled_from([(), (), QUESTIONS[:1], QUESTIONS[:3]]))
     def start(self, settings: dict[str, int], barred: tuple[str, ...]) -> None:
-        self.rules = Replace(readmit_fraction=0.5, readmit_every=1, sampler="uniform", **settings)
+        self.rules = replace.Replace(readmit_fraction=0.5, readmit_every=1, sampler="uniform", **settings)
         self.shared = {"identity": IDENTITY, "rules": self.rules, "question_ids": QUESTIONS, "barred": barred}
-        self.buffer = Store(self.folder, **self.shared)
+        self.buffer = store.Store(self.folder, **self.shared)
         self.reference = Reference(self.rules, barred)
         self.kept = {0: (copy.deepcopy(self.reference), copy.deepcopy(self.rng))}
 
@@ -168,7 +167,7 @@ class BufferMachine(RuleBasedStateMachine):
     def resume(self, data: st.DataObject) -> None:
         at_step = data.draw(st.sampled_from(sorted(self.kept)), label="at_step")
         self.buffer.close()
-        self.buffer = Store(self.folder, at_step=at_step, **self.shared)
+        self.buffer = store.Store(self.folder, at_step=at_step, **self.shared)
         self.step = at_step + 1
         self.has_pending = False
         self.kept = {step: state for step, state in self.kept.items() if step <= at_step}
@@ -182,7 +181,7 @@ class BufferMachine(RuleBasedStateMachine):
         first = draw(self.buffer, 3, self.step, lived)
         chosen = [chosen_of(self.buffer, candidates_of(self.buffer, question), lived) for question in first]
         self.buffer.close()
-        self.buffer = Store(self.folder, at_step=self.step - 1, **self.shared)
+        self.buffer = store.Store(self.folder, at_step=self.step - 1, **self.shared)
         rebuilt = copy.deepcopy(self.rng)
         assert draw(self.buffer, 3, self.step, rebuilt) == first
         again = [chosen_of(self.buffer, candidates_of(self.buffer, question), rebuilt) for question in first]
@@ -220,7 +219,7 @@ class BufferMachine(RuleBasedStateMachine):
             # What the ledger tells adds up to the same state.
             self.checkpoint()
             self.buffer.close()
-            self.buffer = Store(self.folder, at_step=self.step - 1, **self.shared)
+            self.buffer = store.Store(self.folder, at_step=self.step - 1, **self.shared)
             self.agrees()
             self.buffer.close()
         shutil.rmtree(self.folder)

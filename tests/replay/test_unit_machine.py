@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from store_calls import record, row_of, visit_of
 
-from exgrpo_cli.replay.append import Append
-from exgrpo_cli.replay.store import Store
+from exgrpo_cli.replay import append, store
 
 K = 3
 QUESTIONS = ("a", "b", "c", "d")
@@ -55,7 +54,7 @@ class Unit:
 class Reference:
     """A list of units, sorted anew for every question that is asked of it."""
 
-    rules: Append
+    rules: append.Append
     barred: tuple[str, ...] = ()
     units: list[Unit] = field(default_factory=list)
     retired: set[str] = field(default_factory=set)
@@ -104,12 +103,12 @@ class Machine(RuleBasedStateMachine):
     def start(self, drawn: dict, barred: tuple[str, ...]) -> None:
         if drawn["draw"] == "top":
             drawn["bias_correction"] = 0.0
-        rules = Append(store="all", max_drift=1.0, **drawn)
+        rules = append.Append(store="all", max_drift=1.0, **drawn)
         self.folder = Path(tempfile.mkdtemp())
         self.reference = Reference(rules, barred)
         identity = replace(small_ledger.IDENTITY, group_size=K)
         self.shared = {"identity": identity, "rules": rules, "question_ids": QUESTIONS, "barred": barred}
-        self.buffer = Store(self.folder / "replay", **self.shared)
+        self.buffer = store.Store(self.folder / "replay", **self.shared)
         self.step = 1
 
     def teardown(self) -> None:
@@ -188,7 +187,7 @@ class Machine(RuleBasedStateMachine):
     def resume(self) -> None:
         self.buffer.seal()
         self.buffer.close()
-        self.buffer = Store(self.folder / "replay", at_step=self.step - 1, **self.shared)
+        self.buffer = store.Store(self.folder / "replay", at_step=self.step - 1, **self.shared)
 
     @invariant()
     def holds_as_much(self) -> None:

@@ -11,11 +11,9 @@ from store_calls import candidates_of, record, row_of, visit_of
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
-from exgrpo_cli.replay.append import Append
-from exgrpo_cli.replay.join import Join
+from exgrpo_cli.replay import append, join, warm_start
 from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.replay.store import Store, StoreCounts, Visit
-from exgrpo_cli.replay.warm_start import warm_start
 
 SOURCE = replace(IDENTITY, questions_hash="of the source", logprob_source="engine")
 TARGET = replace(IDENTITY, questions_hash="of the target")
@@ -51,7 +49,7 @@ def create(folder: Path, identity: object = TARGET, question_ids: list[str] = QU
 
 def test_trajectories_and_buckets_come_along(source: Path, tmp_path: Path) -> None:
     with create(tmp_path / "replay", question_ids=["z", *reversed(QUESTIONS)]) as buffer:
-        told = warm_start(buffer, source, ObjectiveSettings(), 8)
+        told = warm_start.warm_start(buffer, source, ObjectiveSettings(), 8)
         # a: 3 and 5; b holds 6 and 9 of which 9 is too long; d's only one of 20 too; c is retired.
         assert told.endswith(": 3 trajectories of 2 questions, 0 retired; left out: 2 too long")
         assert buffer.counts == StoreCounts(num_questions=2, num_trajectories=3, num_retired=0, buckets={0: 1, 2: 1})
@@ -77,7 +75,7 @@ def test_what_another_run_stored_of_a_barred_question_stays_there(source: Path, 
     rules = Replace(warm_start_retired=retired, readmit_fraction=1.0, readmit_every=1)
     shared = {"identity": TARGET, "rules": rules, "question_ids": QUESTIONS, "barred": ["a", "c"]}
     with Store(tmp_path / "replay", **shared) as buffer:
-        warm_start(buffer, source, ObjectiveSettings(), 8)
+        warm_start.warm_start(buffer, source, ObjectiveSettings(), 8)
         assert buffer.readmit(1, np.random.default_rng(0)) == ["c"] * retired
         assert [list(each.question_ids) for each in buffer.drawable(1)] == [["b"]]
 
@@ -88,7 +86,7 @@ def test_the_limit_of_the_new_run_holds_from_the_start(source: Path, tmp_path: P
         max_per_question=1, eviction="longest", warm_start_retired=True, readmit_every=1, readmit_fraction=1.0
     )
     with Store(tmp_path / "new", identity=TARGET, rules=rules, question_ids=QUESTIONS) as buffer:
-        told = warm_start(buffer, source, ObjectiveSettings(), 10)
+        told = warm_start.warm_start(buffer, source, ObjectiveSettings(), 10)
         assert told.endswith(": 5 trajectories of 3 questions, 1 retired; left out: 1 too long")
         assert [candidates_of(buffer, q).num_tokens.tolist() for q in QUESTIONS] == [[3], [6], [4], []]
     # Also where the run dies before it has written of it.
@@ -105,7 +103,7 @@ def rewarded(folder: Path, rewards: list[float]) -> Path:
         replace(row, reward=reward, advantage=reward)
         for row, reward in zip(visit("a", 1, 1, [2, 3]).rows, rewards, strict=True)
     ]
-    rules = Join(store="all")
+    rules = join.Join(store="all")
     with Store(folder, identity=SOURCE, rules=rules, question_ids=QUESTIONS) as buffer:
         record(buffer, replace(visit("a", 1, 1, []), rows=rows))
         buffer.flush(1)
@@ -115,9 +113,9 @@ def rewarded(folder: Path, rewards: list[float]) -> Path:
 def test_the_lowest_priority_goes_by_the_rules_of_the_new_run(tmp_path: Path) -> None:
     """The source drew no units: its rows have no priority of their own."""
     source = rewarded(tmp_path / "source", [0.5, 0.25])
-    rules = Append(store="all", priority="reward", max_per_question=1, eviction="lowest-priority")
+    rules = append.Append(store="all", priority="reward", max_per_question=1, eviction="lowest-priority")
     with Store(tmp_path / "new", identity=TARGET, rules=rules, question_ids=QUESTIONS) as buffer:
-        warm_start(buffer, source, ObjectiveSettings(), 10)
+        warm_start.warm_start(buffer, source, ObjectiveSettings(), 10)
         assert candidates_of(buffer, "a").reward.tolist() == [0.5]
 
 
@@ -125,18 +123,18 @@ def test_rewards_below_0_are_no_chances(tmp_path: Path) -> None:
     source = rewarded(tmp_path / "source", [1.0, -1.0])
     said = r"source: trajectory 1 with reward -1 has the priority -0.999999 by replay.priority = 'reward', and nothing "
     for draw in ("proportional", "top"):
-        rules = Append(store="all", priority="reward", draw=draw)
+        rules = append.Append(store="all", priority="reward", draw=draw)
         with Store(tmp_path / draw, identity=TARGET, rules=rules, question_ids=QUESTIONS) as buffer:
             if draw == "proportional":
                 with pytest.raises(InputError, match=said):
-                    warm_start(buffer, source, ObjectiveSettings(), 10)
+                    warm_start.warm_start(buffer, source, ObjectiveSettings(), 10)
             else:
-                assert ": 2 trajectories" in warm_start(buffer, source, ObjectiveSettings(), 10)
+                assert ": 2 trajectories" in warm_start.warm_start(buffer, source, ObjectiveSettings(), 10)
 
 
 def test_one_that_was_being_written_when_the_process_died_is_not_half_read(source: Path, tmp_path: Path) -> None:
     with create(tmp_path / "new") as buffer:
-        warm_start(buffer, source, ObjectiveSettings(), 10)
+        warm_start.warm_start(buffer, source, ObjectiveSettings(), 10)
     [commit_record] = (tmp_path / "new" / "events").iterdir()
     commit_record.unlink()
     with pytest.warns(LedgerWarning, match="rows up to step 0 left out: events has no parts"):
@@ -152,7 +150,7 @@ def test_more_trajectories_than_one_batch_of_bodies(tmp_path: Path) -> None:
             record(buffer, visit("a", 3, step, list(range(1 + 700 * step, 701 + 700 * step))))
             buffer.flush(step)
     with create(tmp_path / "replay") as buffer:
-        assert ": 1400 trajectories" in warm_start(buffer, tmp_path / "source", ObjectiveSettings(), 8192)
+        assert ": 1400 trajectories" in warm_start.warm_start(buffer, tmp_path / "source", ObjectiveSettings(), 8192)
         for trajectory_id in (0, 699, 700, 1023, 1024, 1399):
             [loaded] = buffer.load([trajectory_id])
             step = 1 + trajectory_id // 700
@@ -163,7 +161,7 @@ def test_more_trajectories_than_one_batch_of_bodies(tmp_path: Path) -> None:
 def test_another_tokenizer_template_or_k_is_refused(source: Path, tmp_path: Path, name: str, value: object) -> None:
     with create(tmp_path / "replay", replace(TARGET, **{name: value})) as buffer:
         with pytest.raises(InputError, match=f"{name} is .* in the ledger but {value!r} in this run"):
-            warm_start(buffer, source, ObjectiveSettings(), 8)
+            warm_start.warm_start(buffer, source, ObjectiveSettings(), 8)
         assert buffer.counts.num_questions == 0
         buffer.flush(1)
 
@@ -173,4 +171,4 @@ def test_unknown_questions_are_refused(source: Path, tmp_path: Path) -> None:
         create(tmp_path / "replay", question_ids=["a", "d", "x"]) as buffer,
         pytest.raises(InputError, match=r"1 of its 3 questions are not in this run's question file, b first"),
     ):
-        warm_start(buffer, source, ObjectiveSettings(), 8)
+        warm_start.warm_start(buffer, source, ObjectiveSettings(), 8)

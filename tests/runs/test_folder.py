@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from exgrpo_cli.base import files, output
 from exgrpo_cli.base.errors import InputError, RunError
-from exgrpo_cli.base.files import begin_folder, finish_folder, read_json_lines, remove_partials
-from exgrpo_cli.base.output import Stopper
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.machine.survey import choose_threads
 from exgrpo_cli.runs.folder import RunFolder, find_changes, forget_checksums, note_checksums, read_metrics, writing
-from exgrpo_cli.training.run import stopped_text
-from exgrpo_cli.training.start import RunStart
+from exgrpo_cli.training import run, start
 
 
 def test_cutting_back_drops_later_steps_and_a_torn_line(tmp_path: Path) -> None:
@@ -29,11 +27,11 @@ def test_cutting_back_drops_later_steps_and_a_torn_line(tmp_path: Path) -> None:
     with folder.metrics.open("a") as out:
         out.write('{"step": 4, "pha')
     folder.cut_back(2, validates_again=False)
-    assert [line["step"] for line in read_json_lines(folder.metrics)] == [1, 2]
-    assert [line["step"] for line in read_json_lines(folder.validations)] == [1, 2]
+    assert [line["step"] for line in files.read_json_lines(folder.metrics)] == [1, 2]
+    assert [line["step"] for line in files.read_json_lines(folder.validations)] == [1, 2]
     folder.cut_back(2, validates_again=True)
-    assert [line["step"] for line in read_json_lines(folder.metrics)] == [1, 2]
-    assert [line["step"] for line in read_json_lines(folder.validations)] == [1]
+    assert [line["step"] for line in files.read_json_lines(folder.metrics)] == [1, 2]
+    assert [line["step"] for line in files.read_json_lines(folder.validations)] == [1]
     assert sorted(path.name for path in folder.samples.iterdir()) == ["step-000001.jsonl", "step-000002.jsonl"]
 
 
@@ -137,8 +135,8 @@ def test_a_folder_that_is_a_link_out_of_the_run_is_refused(tmp_path: Path, name:
     place.symlink_to(elsewhere)
     with pytest.raises(InputError, match=rf"{name} is a link to a place elsewhere, and a run writes nothing through"):
         run.require_own_folders()
-    remove_partials(run.path)
-    finish_folder(begin_folder(place), place)
+    files.remove_partials(run.path)
+    files.finish_folder(files.begin_folder(place), place)
     assert (elsewhere / "mine").read_text() == "precious"
 
 
@@ -163,8 +161,8 @@ def test_a_stopped_run_tells_what_is_saved(
     if saved:
         (folder.checkpoints / f"step-{saved:06d}").mkdir()
     config = build_config(assignments=["run.steps=9"])
-    assert stopped_text(folder, config, moment).startswith(said)
-    line = RunStart(config=config, folder=folder.path, resume=True).line()
+    assert run.stopped_text(folder, config, moment).startswith(said)
+    line = start.RunStart(config=config, folder=folder.path, resume=True).line()
     going_on = (
         f"going on with {folder.path} after step {saved}, 9" if saved else f"beginning {folder.path} anew: it has no"
     )
@@ -208,7 +206,7 @@ def test_threads_are_half_the_cores_unless_asked_for(requested: int, cores: int,
 
 def test_the_first_signal_asks_the_second_interrupts_and_handlers_are_put_back() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with Stopper() as stopper:
+    with output.Stopper() as stopper:
         os.kill(os.getpid(), signal.SIGTERM)
         assert stopper.requested
         with pytest.raises(KeyboardInterrupt):
@@ -224,14 +222,14 @@ def test_the_first_signal_is_answered_at_once_by_whoever_may_wait_for_the_termin
         with terminal:
             said.set()
 
-    with Stopper(say) as stopper, terminal:
+    with output.Stopper(say) as stopper, terminal:
         os.kill(os.getpid(), signal.SIGINT)
         assert stopper.requested and not said.is_set()
     assert said.wait(60)
 
 
 def test_work_that_loses_nothing_is_interrupted_at_once() -> None:
-    with Stopper() as stopper, pytest.raises(KeyboardInterrupt), stopper.immediate():
+    with output.Stopper() as stopper, pytest.raises(KeyboardInterrupt), stopper.immediate():
         os.kill(os.getpid(), signal.SIGINT)
 
 

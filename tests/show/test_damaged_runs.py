@@ -13,20 +13,17 @@ import pytest
 from odd_values import changed
 from synthetic_run import SyntheticRun, write_run
 
-from exgrpo_cli.base.errors import DamageWarning, InputError
-from exgrpo_cli.base.files import write_manifest
+from exgrpo_cli.base import errors, files
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.runs.folder import RunFolder, note_checksums
-from exgrpo_cli.show.record import read_run
-from exgrpo_cli.show.report import _remarks, _result
-from exgrpo_cli.show.statistics import report_json, report_runs
+from exgrpo_cli.show import record, report, statistics
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("whole") / "run"
     write_run(run, SyntheticRun(steps=6, num_questions=60, questions_per_step=8, mixed_from=2))
-    write_manifest(run / "data")
+    files.write_manifest(run / "data")
     return run
 
 
@@ -93,8 +90,8 @@ TOLD = {
 @pytest.mark.parametrize(("damage", "said"), TOLD.values(), ids=TOLD.keys())
 def test_a_part_that_is_gone_is_said_once(run: Path, damage: Callable[[Path], object], said: str) -> None:
     damage(run)
-    with pytest.warns(DamageWarning, match=said) as told:
-        report_json(report_runs([run]))
+    with pytest.warns(errors.DamageWarning, match=said) as told:
+        statistics.report_json(statistics.report_runs([run]))
     assert len(told) == 1
 
 
@@ -130,8 +127,8 @@ REFUSED = {
 @pytest.mark.parametrize(("damage", "said"), REFUSED.values(), ids=REFUSED.keys())
 def test_a_file_that_cannot_be_used_is_named(run: Path, damage: Callable[[Path], object], said: str) -> None:
     damage(run)
-    with pytest.raises(InputError, match=said) as caught:
-        report_runs([run])
+    with pytest.raises(errors.InputError, match=said) as caught:
+        statistics.report_runs([run])
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -187,12 +184,12 @@ def test_odd_final_figures_and_validations_are_shown_or_named(run: Path, seed: i
         (run / "summary.json").write_text(json.dumps(changed(summary, rng)))
         (run / "validations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed(lines, rng)))
         for section, name in (
-            (_result, "summary.json"),
-            (partial(_remarks, record=lambda: read_run(run)), "validations.jsonl"),
+            (report._result, "summary.json"),
+            (partial(report._remarks, record=lambda: record.read_run(run)), "validations.jsonl"),
         ):
             try:
                 list(section(RunFolder(run)))
-            except InputError as error:
+            except errors.InputError as error:
                 assert name in str(error)
                 named += 1
     assert 20 < named < 120

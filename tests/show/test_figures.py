@@ -12,17 +12,11 @@ from synthetic_run import SyntheticRun, write_config, write_run
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.replay.replace import Replace
-from exgrpo_cli.runs.folder import RunMetrics, read_metrics
-from exgrpo_cli.runs.result import Memorising, PassRates
-from exgrpo_cli.runs.validations import read_validations
-from exgrpo_cli.show.figures import comparisons, replay, style
+from exgrpo_cli.runs import folder, result, validations
+from exgrpo_cli.show import queries, record, statistics
+from exgrpo_cli.show.figures import comparisons, replay, style, written
 from exgrpo_cli.show.figures import run as figures
 from exgrpo_cli.show.figures.comparisons import ArmScore
-from exgrpo_cli.show.figures.style import WIDTH, WORDS, looks_of, title_of
-from exgrpo_cli.show.figures.written import save
-from exgrpo_cli.show.queries import Numbers
-from exgrpo_cli.show.record import read_run
-from exgrpo_cli.show.statistics import replay_figures, save_all, summarise
 
 ALWAYS = {"learning", "diagnostics"}
 """Also of a run that has not been validated."""
@@ -42,8 +36,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(run: Path) -> Numbers:
-    return summarise(read_run(run))
+def told(run: Path) -> queries.Numbers:
+    return statistics.summarise(record.read_run(run))
 
 
 def assert_readable(figure, panel_inches: float = 0.0) -> None:
@@ -71,12 +65,12 @@ def names(paths: list[Path], suffix: str) -> set[str]:
 
 
 def test_every_figure_is_saved_as_png_and_as_svg_with_text_in_it(run: Path, tmp_path: Path) -> None:
-    paths = save_all(run)
+    paths = statistics.save_all(run)
     assert names(paths, ".png") == names(paths, ".svg") == TRAINING | REPLAY
     assert {path.parent for path in paths} == {run / "plots"}
     assert {path.name for path in (run / "plots").iterdir()} == {path.name for path in paths}
     svg, png = (run / "plots" / "learning.svg").read_text(), (run / "plots" / "learning.png").read_bytes()
-    save(dict(figures.training_figures(run))["learning"], tmp_path, "learning")
+    written.save(dict(figures.training_figures(run))["learning"], tmp_path, "learning")
     assert (tmp_path / "learning.png").read_bytes() == png and (tmp_path / "learning.svg").read_text() == svg
     for words in ("pass@1", "fresh questions", "held-out: arithmetic (95 %)", "mixed phase"):
         assert f">{words}<" in svg
@@ -93,8 +87,8 @@ def test_every_figure_is_saved_as_png_and_as_svg_with_text_in_it(run: Path, tmp_
 )
 def test_short_runs_are_drawn_without_a_warning(tmp_path: Path, spec: SyntheticRun) -> None:
     write_run(tmp_path / "run", spec)
-    told = summarise(read_run(tmp_path / "run"))
-    drawn = dict([*figures.training_figures(tmp_path / "run"), *replay_figures(told)])
+    told = statistics.summarise(record.read_run(tmp_path / "run"))
+    drawn = dict([*figures.training_figures(tmp_path / "run"), *statistics.replay_figures(told)])
     replays = REPLAY if told["used"] else {"replay-questions"}
     assert set(drawn) == TRAINING | replays
     for figure in drawn.values():
@@ -107,15 +101,15 @@ def test_runs_without_replay_or_steps_get_the_training_figures_only(tmp_path: Pa
         write_config(tmp_path / name, SyntheticRun(), method="grpo", replay=False)
     line = {"step": 1, "phase": "on-policy", "batch/pass_at_1": 0.5, "optim/grad_norm": 0.4}
     (tmp_path / "grpo" / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    assert names(save_all(tmp_path / "grpo"), ".svg") == ALWAYS
+    assert names(statistics.save_all(tmp_path / "grpo"), ".svg") == ALWAYS
     assert "replayed" not in (tmp_path / "grpo" / "plots" / "diagnostics.svg").read_text()
     (tmp_path / "new" / "metrics.jsonl").write_text("")
-    assert save_all(tmp_path / "new") == []
+    assert statistics.save_all(tmp_path / "new") == []
     with pytest.raises(InputError, match=r"it has no config\.toml"):
-        save_all(tmp_path)
+        statistics.save_all(tmp_path)
 
 
-def test_the_flow_between_buckets_follows_each_replayed_question(told: Numbers, run: Path) -> None:
+def test_the_flow_between_buckets_follows_each_replayed_question(told: queries.Numbers, run: Path) -> None:
     events = LedgerReader(run / "replay").events().to_pylist()
     latest = {(row["step"], row["question_id"]): row for row in events}
     expected: dict[tuple[int, object], int] = {}
@@ -132,7 +126,7 @@ def test_the_flow_between_buckets_follows_each_replayed_question(told: Numbers, 
     np.testing.assert_allclose(sum(bars.lines[0].get_ydata() for bars in axes.containers), 1)
 
 
-def test_entropy_is_compared_within_stretches_of_steps(told: Numbers, run: Path) -> None:
+def test_entropy_is_compared_within_stretches_of_steps(told: queries.Numbers, run: Path) -> None:
     windows = told["entropy"]["windows"]
     assert len(windows) == 4 and windows[-1]["last_step"] == 45
     born = LedgerReader(run / "replay").trajectories().to_pylist()
@@ -174,7 +168,7 @@ def test_two_lone_points_are_not_joined_and_maxima_are_not_averaged() -> None:
         "policy/clip_fraction": np.where(np.arange(60) < 3, 0.1, np.nan),
         "replay/ess": np.zeros(60),
     }
-    few = RunMetrics([dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)])
+    few = folder.RunMetrics([dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)])
     figure = figures.learning_curve(few, {"arithmetic": np.array([[0, 0.5, 0.4, 0.6], [60, 0.5, 0.4, 0.6]])})
     [axes] = figure.axes
     lone = [line for line in axes.lines if len(line.get_xdata()) == 2 and line.get_marker() in "oD"]
@@ -186,13 +180,13 @@ def test_two_lone_points_are_not_joined_and_maxima_are_not_averaged() -> None:
 
 
 def test_held_out_scores_are_drawn_with_their_intervals_by_step_and_by_tokens(run: Path, tmp_path: Path) -> None:
-    metrics = read_metrics(run)
+    metrics = folder.read_metrics(run)
     heldout = figures.heldout_scores(run, metrics)
     # Validated at 10, 20, 30, 40 by the journal; before (0) and after (45) come from validations.jsonl alone.
     scores = heldout["arithmetic"]
     assert scores[:, 0].tolist() == [0, 10, 20, 30, 40, 45]
     assert scores[1:-1, 2] == pytest.approx(scores[1:-1, 1] - 0.03)
-    assert scores[0, 1] == read_validations(run)[0].pass_at_1 and scores[0, 2] < scores[0, 1] < scores[0, 3]
+    assert scores[0, 1] == validations.read_validations(run)[0].pass_at_1 and scores[0, 2] < scores[0, 1] < scores[0, 3]
     (axes,) = figures.learning_curve(metrics, heldout).axes
     (bars,) = axes.containers
     drawn = [segment[:, 1].tolist() for segment in bars.lines[2][0].get_segments()]
@@ -205,11 +199,11 @@ def test_held_out_scores_are_drawn_with_their_intervals_by_step_and_by_tokens(ru
     # Also of a run that goes on, or was resumed: nothing of it needs the final figures.
     write_run(tmp_path / "unfinished", SyntheticRun(steps=12, num_questions=200, questions_per_step=8, finished=False))
     assert dict(figures.training_figures(tmp_path / "unfinished")).keys() >= TRAINING
-    found = figures.heldout_scores(tmp_path / "unfinished", read_metrics(tmp_path / "unfinished"))
+    found = figures.heldout_scores(tmp_path / "unfinished", folder.read_metrics(tmp_path / "unfinished"))
     assert found["arithmetic"][:, 0].tolist() == [0, 10]
 
 
-def test_draws_stand_beside_their_promise_and_runs_beside_each_other(told: Numbers) -> None:
+def test_draws_stand_beside_their_promise_and_runs_beside_each_other(told: queries.Numbers) -> None:
     (axes,) = replay.draws_against_promise(told).axes
     buckets = told["draws"]["buckets"]
     heights = [bars.lines[0].get_ydata() for bars in axes.containers]
@@ -219,10 +213,10 @@ def test_draws_stand_beside_their_promise_and_runs_beside_each_other(told: Numbe
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
 
 
-def test_no_figure_has_text_that_leaves_it_or_overlaps_its_neighbours(run: Path, told: Numbers) -> None:
-    for name, figure in [*figures.training_figures(run), *replay_figures(told)]:
+def test_no_figure_has_text_that_leaves_it_or_overlaps_its_neighbours(run: Path, told: queries.Numbers) -> None:
+    for name, figure in [*figures.training_figures(run), *statistics.replay_figures(told)]:
         assert_readable(figure)
-        assert title_of(figure) and WORDS["captions"][name] and figure.get_figwidth() == WIDTH
+        assert style.title_of(figure) and style.WORDS["captions"][name] and figure.get_figwidth() == style.WIDTH
 
 
 POINTS = {"mean": [0.3, 0.5, 0.7], "low": [0.2, 0.4, 0.6], "high": [0.4, 0.6, 0.8]}
@@ -295,7 +289,7 @@ def test_each_regime_has_a_panel_with_the_curves_and_the_legend_of_its_own_arms(
 
 def test_no_two_arms_look_alike_up_to_28_baselines_and_168_others() -> None:
     names = [f"arm {n}" for n in range(28 + 168)]
-    looks = looks_of(names, names[:28])
+    looks = style.looks_of(names, names[:28])
     assert len({tuple(look.values()) for look in looks.values()}) == len(names)
     assert [looks[name]["linestyle"] for name in names[28:34]] == ["-"] * 6
 
@@ -320,9 +314,9 @@ def test_rows_of_each_regime_have_a_panel_and_their_own_baseline() -> None:
 
 def test_titles_of_many_panels_are_wrapped() -> None:
     kinds = dict.fromkeys(
-        ("replayed", "rolled_out", "never_seen", "heldout"), PassRates(questions=20, before=0, after=1)
+        ("replayed", "rolled_out", "never_seen", "heldout"), result.PassRates(questions=20, before=0, after=1)
     )
-    found = Memorising(trained_questions=1234, replayed_questions=20, **kinds)
+    found = result.Memorising(trained_questions=1234, replayed_questions=20, **kinds)
     figure = figures.memorising_figure({name: [found] for _, name in EVERY})
     told = [axes.get_title().replace("-\n", "-").replace("\n", " ") for axes in figure.axes if axes.get_visible()]
     assert told == [f"{name} (1,234 questions)" for _, name in EVERY]
@@ -352,7 +346,7 @@ def test_claims_are_drawn_with_what_they_must_exceed_and_their_verdict() -> None
         f"Too small to matter: It does not\n{said}: -0.020 [-0.050, 0.010]",
         f"{said}: +0.000 [-0.020, 0.020]",
     ]
-    assert title_of(axes.figure) == "Claims put to the test: 1 supported, 1 too small to matter"
+    assert style.title_of(axes.figure) == "Claims put to the test: 1 supported, 1 too small to matter"
     assert [list(line.get_xdata()) for line in axes.lines].count([1.0, 1.0]) == 3
     bottom, top = axes.get_ylim()
     assert bottom > top, "the first is on top"

@@ -16,10 +16,7 @@ from exgrpo_cli.base.errors import InputError, ToolkitWarning
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.runs.folder import note_checksums
 from exgrpo_cli.runs.result import write_result
-from exgrpo_cli.show.headline import study_headline
-from exgrpo_cli.show.page import Paragraph, gather
-from exgrpo_cli.show.record import read_config
-from exgrpo_cli.show.report import _repeat, differing_settings, write_report
+from exgrpo_cli.show import headline, page, record, report
 from exgrpo_cli.studies.study import Arm, Study
 
 HOSTILE = "<script>alert(1)</script><img src='http://example.org/x.png'>"
@@ -45,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_page_has_every_section_and_figure_and_loads_nothing(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = write_report(run, tmp_path / "page.html").read_text()
+    text = report.write_report(run, tmp_path / "page.html").read_text()
     assert headings(text) == SECTIONS.split("|")
     ids, loaded = re.findall(r'\bid="([^"]*)"', text), re.findall(r'\b(?:src|href|data|action)="([^"]*)"', text)
     assert len(ids) == len(set(ids))
@@ -64,9 +61,9 @@ def test_a_page_has_every_section_and_figure_and_loads_nothing(
     assert "exgrpo train --config run/config.toml --output runs/run-again" in text, "other places are private"
     with monkeypatch.context() as patch:
         patch.chdir(run.parents[1])
-        [block] = (block for block in _repeat(run) if isinstance(block, Paragraph) and block.kind == "code")
+        [block] = (block for block in report._repeat(run) if isinstance(block, page.Paragraph) and block.kind == "code")
         assert Path(shlex.split(block.text)[3]).is_file(), "a path from where the reader stands"
-    changed = {name: (here, there) for name, here, there in differing_settings(read_config(run))}
+    changed = {name: (here, there) for name, here, there in report.differing_settings(record.read_config(run))}
     assert changed["rollout.questions_per_step"] == ("8", "32")
     assert not {"run.method", "optim.horizon", "rollout.logprobs"} & changed.keys()
 
@@ -79,7 +76,7 @@ def test_warnings_see_what_happens_between_two_validations_and_files_are_linked(
         line["batch/pass_at_1"], line["batch/questions"] = (0.2 if 12 <= line["step"] < 18 else 0.6), 64
     lines[11]["policy/ratio_fresh_max"] = 126.6
     (sick / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    text = write_report(sick).read_text()
+    text = report.write_report(sick).read_text()
     assert "Step 12: a burst of importance ratios: this step made a fresh token 127 times as likely" in text
     assert "Step 14: success on fresh questions is less than half of what it was" in text
     assert re.search(r'class="alarm">Warnings \(\d\)<', text)
@@ -105,11 +102,11 @@ def test_a_study_begins_with_its_answer(
         "grpo": {"difference": None, "baseline": "grpo", "p_holm": None},
         "mine": {"difference": effect, "baseline": "grpo", "p_holm": p_holm},
     }
-    assert re.search(said, study_headline({"arms": arms}, seeds_needed=8))
+    assert re.search(said, headline.study_headline({"arms": arms}, seeds_needed=8))
     claims = {name: {"title": f"Replay {name}", "verdict": "supported"} for name in ("helps", "lasts", "pays")}
-    assert study_headline({"claims": claims}, seeds_needed=8) == "Of 3 claims: 3 supported."
+    assert headline.study_headline({"claims": claims}, seeds_needed=8) == "Of 3 claims: 3 supported."
     claims.popitem(), claims.popitem()
-    assert study_headline({"claims": claims}, seeds_needed=8) == "Replay helps: supported."
+    assert headline.study_headline({"claims": claims}, seeds_needed=8) == "Replay helps: supported."
 
 
 LOOK = """
@@ -139,27 +136,27 @@ def test_a_browser_shows_the_page_without_overlaps_or_scrolling_sideways(
     chromium = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
     assert chromium, "this test needs Chromium: apt-get install chromium"
     with pytest.warns(ToolkitWarning):
-        pages = [write_report(run, tmp_path / "run.html"), write_report(study, tmp_path / "study.html")]
-    for page in pages:
-        frame = f'<iframe src="{page.name}" style="width: {width}px; height: 900px"></iframe>'
+        pages = [report.write_report(run, tmp_path / "run.html"), report.write_report(study, tmp_path / "study.html")]
+    for shown in pages:
+        frame = f'<iframe src="{shown.name}" style="width: {width}px; height: 900px"></iframe>'
         (tmp_path / "look.html").write_text(f"<!doctype html><body>{frame}<script>{LOOK}</script>")
         options = ["--headless", "--no-sandbox", "--allow-file-access-from-files", "--enable-logging=stderr", "--v=0"]
         options += [f"--user-data-dir={tmp_path / 'browser'}", "--virtual-time-budget=5000", "--dump-dom"]
         command = [chromium, *options, f"file://{tmp_path / 'look.html'}"]
         seen = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-        assert "seen:nothing wrong:seen" in seen.stdout, (page.name, re.findall("seen:.*:seen", seen.stdout)[-1:])
+        assert "seen:nothing wrong:seen" in seen.stdout, (shown.name, re.findall("seen:.*:seen", seen.stdout)[-1:])
         assert "CONSOLE" not in seen.stderr
 
 
 def test_a_mistake_of_ours_is_no_damage_to_a_file() -> None:
-    def blocks(error: Exception) -> Iterator[Paragraph]:
-        yield Paragraph("before")
+    def blocks(error: Exception) -> Iterator[page.Paragraph]:
+        yield page.Paragraph("before")
         raise error
 
     with pytest.raises(TypeError, match="a bug"):
-        gather({"Result": (blocks(TypeError("a bug")),)})
+        page.gather({"Result": (blocks(TypeError("a bug")),)})
     damaged = blocks(InputError("run/summary.json is damaged"))
-    shown = gather({"Result": (damaged, iter([Paragraph("after")])), "Replay": (iter(()),)})
+    shown = page.gather({"Result": (damaged, iter([page.Paragraph("after")])), "Replay": (iter(()),)})
     assert [block.text for block in shown.pop("Result")] == [
         "before",
         "Not shown: run/summary.json is damaged",
@@ -184,14 +181,14 @@ def test_a_broken_or_young_run_gets_the_page_that_its_files_allow(run: Path, tmp
         shutil.copytree(run, broken)
         (broken / name).write_text(damaged)
         with pytest.warns(ToolkitWarning) as told:
-            text = write_report(broken).read_text()
+            text = report.write_report(broken).read_text()
         assert any(Path(name).name in str(warning.message) for warning in told), name
         assert {"Result", "How to repeat it"} <= set(headings(text)) and "Not shown:" in text, name
     young = tmp_path / "young"
     young.mkdir()
     write_config(young, SyntheticRun())
     with pytest.warns(ToolkitWarning) as told:
-        write_report(young)
+        report.write_report(young)
     assert any("has no metrics.jsonl" in str(warning.message) for warning in told)
     assert "Not shown: " in (young / "report.html").read_text()
 

@@ -14,13 +14,9 @@ from synthetic_run import SyntheticRun, write_config, write_questions, write_run
 from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.ledger.schemas import LedgerIdentity
-from exgrpo_cli.replay.by_question import Bucket, draw_by_weights
-from exgrpo_cli.replay.replace import Replace
-from exgrpo_cli.replay.store import FreshRow, Store, Visit
-from exgrpo_cli.replay.warm_start import warm_start
+from exgrpo_cli.replay import by_question, replace, store, warm_start
 from exgrpo_cli.runs.folder import read_metrics
-from exgrpo_cli.show.asked import question_history
-from exgrpo_cli.show.draw_test import draw_test
+from exgrpo_cli.show import asked, draw_test
 from exgrpo_cli.show.record import Columns, read_run
 from exgrpo_cli.show.statistics import plain, report_json, report_runs, report_tables, summarise
 from exgrpo_cli.show.tables import overview
@@ -35,21 +31,21 @@ def numbers_of(run: Path) -> dict[str, Any]:
     return summarise(read_run(run))
 
 
-def fresh_row(token: int, length: int, entropy: float) -> FreshRow:
+def fresh_row(token: int, length: int, entropy: float) -> store.FreshRow:
     tokens, logprobs = np.full(length, token, dtype=np.int32), np.full(length, -entropy, dtype=np.float32)
-    return FreshRow(token_ids=tokens, behaviour_logprobs=logprobs, entropy=entropy, nll=entropy)
+    return store.FreshRow(token_ids=tokens, behaviour_logprobs=logprobs, entropy=entropy, nll=entropy)
 
 
 def visit(
-    buffer: Store, question: str, step: int, k: int, entropies: tuple[float, ...] = (), replayed: int = 0
+    buffer: store.Store, question: str, step: int, k: int, entropies: tuple[float, ...] = (), replayed: int = 0
 ) -> None:
     rows = [fresh_row(100 * step + i, 10 + i, entropy) for i, entropy in enumerate(entropies)]
     counts = {"success_count": k, "num_fresh_successes": k - replayed, "num_replayed": replayed}
     known = {"weight_version": step - 1, "verifier_failed": False, "rows": rows, **counts}
-    store_calls.record(buffer, Visit(question_id=question, step=step, **known))
+    store_calls.record(buffer, store.Visit(question_id=question, step=step, **known))
 
 
-def replay(buffer: Store, question: str, step: int, position: int) -> None:
+def replay(buffer: store.Store, question: str, step: int, position: int) -> None:
     candidates = store_calls.candidates_of(buffer, question)
     store_calls.replay(buffer, step, candidates, position)
 
@@ -65,7 +61,7 @@ def small_run(tmp_path: Path) -> Path:
     run = tmp_path / "run"
     write_questions(run, IDS)
     write_config(run, SyntheticRun(steps=3, questions_per_step=2, group_size=4))
-    with Store(run / "replay", identity=IDENTITY, rules=Replace(), question_ids=IDS) as buffer:
+    with store.Store(run / "replay", identity=IDENTITY, rules=replace.Replace(), question_ids=IDS) as buffer:
         visit(buffer, "aaa1", 1, 2, entropies=(0.2, 0.6))
         visit(buffer, "aab2", 1, 0)
         buffer.flush(1)
@@ -138,7 +134,7 @@ def test_questions_come_with_their_text_and_history(small_run: Path) -> None:
         ["bbb3", 1, 1, 1, "retired"],
     ]
     assert first["question"]["text"] == "What is 0 + 3?"
-    history = question_history(record, "aaa")
+    history = asked.question_history(record, "aaa")
     told = [(row["step"], row["event"], row["trajectory_id"], row["bucket"]) for row in history["events"]]
     assert told == [
         (1, "collected", 0, 2),
@@ -150,7 +146,7 @@ def test_questions_come_with_their_text_and_history(small_run: Path) -> None:
     ]
     assert [row["entropy"] for row in history["events"]] == [0.2, 0.6, 0.6, 0.2, None, 0.4]
     assert [history[name] for name in ("question_id", "answer", "state")] == ["aaa1", "3", "bucket 3"]
-    never_solved = question_history(record, "aab2")
+    never_solved = asked.question_history(record, "aab2")
     assert (never_solved["events"], never_solved["state"]) == ([], "not buffered")
 
 
@@ -158,20 +154,20 @@ def test_an_unknown_question_is_refused(small_run: Path) -> None:
     record = read_run(small_run)
     for given, told in (("aa", "'aa' is the beginning of 2 ids"), ("zzzz", "Ids are in the column `id`")):
         with pytest.raises(InputError, match=f"question .*{told}"):
-            question_history(record, given)
+            asked.question_history(record, given)
 
 
 RULES = {
-    "paper": Replace(),
-    "limits": Replace(max_per_question=3, max_age=8, cooldown=4, eviction="longest"),
-    "readmission": Replace(readmit_fraction=0.3, readmit_every=5),
-    "fresh only": Replace(count_fresh_only=True, sampler="linear", metric="random"),
-    "no retirement": Replace(retirement=False, sampler="uniform", metric="ppl", direction="max"),
+    "paper": replace.Replace(),
+    "limits": replace.Replace(max_per_question=3, max_age=8, cooldown=4, eviction="longest"),
+    "readmission": replace.Replace(readmit_fraction=0.3, readmit_every=5),
+    "fresh only": replace.Replace(count_fresh_only=True, sampler="linear", metric="random"),
+    "no retirement": replace.Replace(retirement=False, sampler="uniform", metric="ppl", direction="max"),
 }
 
 
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES.keys())
-def test_states_rebuilt_from_events_are_those_the_buffer_counted(tmp_path: Path, rules: Replace) -> None:
+def test_states_rebuilt_from_events_are_those_the_buffer_counted(tmp_path: Path, rules: replace.Replace) -> None:
     run = tmp_path / "run"
     write_run(run, SyntheticRun(steps=20, num_questions=200, questions_per_step=16, rules=rules, mixed_from=3))
     told, metrics = numbers_of(run), read_metrics(run)
@@ -214,7 +210,7 @@ def test_a_torn_ledger_is_read_up_to_its_last_whole_step_and_says_so(tmp_path: P
 
 
 def test_a_run_before_its_first_replay_or_without_its_questions(tmp_path: Path) -> None:
-    rules = Replace(retirement=False)
+    rules = replace.Replace(retirement=False)
     run = tmp_path / "run"
     write_run(run, SyntheticRun(steps=2, num_questions=100, questions_per_step=8, mixed_from=50, rules=rules))
     told = plain(numbers_of(run))
@@ -230,8 +226,8 @@ def test_after_a_warm_start_nobody_can_tell_the_tried_from_the_unseen(small_run:
     run = tmp_path / "warm"
     write_questions(run, IDS)
     write_config(run, SyntheticRun(steps=1, questions_per_step=2, group_size=4))
-    with Store(run / "replay", identity=IDENTITY, rules=Replace(), question_ids=IDS) as buffer:
-        warm_start(buffer, small_run / "replay", ObjectiveSettings(), 99)
+    with store.Store(run / "replay", identity=IDENTITY, rules=replace.Replace(), question_ids=IDS) as buffer:
+        warm_start.warm_start(buffer, small_run / "replay", ObjectiveSettings(), 99)
         visit(buffer, "aab2", 1, 0)
         buffer.flush(1)
     (run / "metrics.jsonl").write_text('{"step": 1, "phase": "mixed", "batch/questions": 2}\n')
@@ -276,7 +272,7 @@ def test_with_equal_probabilities_it_is_pearsons() -> None:
         (1, 3, 900, 0.2, 12), (1, 4, 900, 0.3, 13), (1, 5, 900, 0.5, 25),
         (2, 3, 900, 0.2, 14), (2, 4, 900, 0.3, 11), (2, 5, 900, 0.5, 25),
     ]  # fmt: skip
-    test = draw_test(draws_of(rows))
+    test = draw_test.draw_test(draws_of(rows))
     assert test["chi_square"] == pytest.approx(3.0)
     assert test["degrees_of_freedom"] == 2
     assert test["p_value"] == pytest.approx(0.22313, abs=1e-5)
@@ -287,7 +283,7 @@ def test_with_equal_probabilities_it_is_pearsons() -> None:
 def test_rare_buckets_are_pooled() -> None:
     # Expected 2, 4, 44 and 50 of 100: the first two are one cell of 6. Drawn 8, 0 | 42 | 50.
     # Cells (8-6)^2/6 + (42-44)^2/44 + 0 = .6667 + .0909 with 2 degrees of freedom.
-    test = draw_test(
+    test = draw_test.draw_test(
         draws_of([(1, 1, 900, 0.02, 8), (1, 2, 900, 0.04, 0), (1, 4, 900, 0.44, 42), (1, 5, 900, 0.5, 50)])
     )
     assert test["degrees_of_freedom"] == 2
@@ -296,10 +292,10 @@ def test_rare_buckets_are_pooled() -> None:
 
 def test_a_draw_without_a_choice_has_no_p_value() -> None:
     # Everything that there is was drawn, 3 of 3 and 4 of 4, though the promise is half of 7 each.
-    everything = draw_test(draws_of([(1, 3, 3, 0.5, 3), (1, 4, 4, 0.5, 4)]))
+    everything = draw_test.draw_test(draws_of([(1, 3, 3, 0.5, 3), (1, 4, 4, 0.5, 4)]))
     assert (everything["p_value"], everything["degrees_of_freedom"]) == (None, 0)
     assert [row["expected"] for row in everything["buckets"]] == [3.5, 3.5]
-    assert draw_test(draws_of([(1, 3, 3, 0.0, 0)]))["p_value"] is None
+    assert draw_test.draw_test(draws_of([(1, 3, 3, 0.0, 0)]))["p_value"] is None
 
 
 def simulated(rng: np.random.Generator, promised: np.ndarray, drawn_by: np.ndarray, steps: int = 40) -> float | None:
@@ -308,13 +304,13 @@ def simulated(rng: np.random.Generator, promised: np.ndarray, drawn_by: np.ndarr
     for step in range(1, steps + 1):
         sizes = rng.integers(2 if step % 5 == 0 else 16, 40, len(promised))
         buckets = [
-            Bucket(success_count=k + 1, num_members=8, question_ids=[f"{k}-{i}" for i in range(size)])
+            by_question.Bucket(success_count=k + 1, num_members=8, question_ids=[f"{k}-{i}" for i in range(size)])
             for k, size in enumerate(sizes.tolist())
         ]
-        drawn = draw_by_weights(buckets, drawn_by.tolist(), 16, rng).question_ids
+        drawn = by_question.draw_by_weights(buckets, drawn_by.tolist(), 16, rng).question_ids
         counts = [sum(question.startswith(f"{k}-") for question in drawn) for k in range(len(promised))]
         rows += [(step, k + 1, int(sizes[k]), float(promised[k]), counts[k]) for k in range(len(promised))]
-    return draw_test(draws_of(rows))["p_value"]
+    return draw_test.draw_test(draws_of(rows))["p_value"]
 
 
 WEIGHTS = np.exp(-0.5 * ((np.arange(1, 8) / 8 - 0.5) / 0.125) ** 2)

@@ -18,15 +18,12 @@ import pytest
 import real_slurm
 from submitit.slurm.slurm import SlurmExecutor, SlurmInfoWatcher, SlurmJob
 
+from exgrpo_cli.base import files, reporter
 from exgrpo_cli.base.errors import InputError, RunError
-from exgrpo_cli.base.files import read_json_lines
-from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.commands import run as exgrpo
-from exgrpo_cli.config.requests import StudyRequest
+from exgrpo_cli.config import requests, settings
 from exgrpo_cli.config.sections.run import SlurmSettings
-from exgrpo_cli.config.settings import Config, to_toml
-from exgrpo_cli.studies import schedule
-from exgrpo_cli.studies.planning import plan_request
+from exgrpo_cli.studies import planning, schedule
 from exgrpo_cli.studies.study import Study
 
 WORKER = """
@@ -65,8 +62,8 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     monkeypatch.setattr(schedule, "WORKER", (sys.executable, "-S", str(worker)))
     monkeypatch.setattr(schedule, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(schedule, "QUERY_SECONDS", 0.5)
-    request = StudyRequest(metric="ent,random", seeds="2", output=tmp_path / "studies" / "mine")
-    return plan_request(replace(request, options={"run": {"steps": 6}}))
+    request = requests.StudyRequest(metric="ent,random", seeds="2", output=tmp_path / "studies" / "mine")
+    return planning.plan_request(replace(request, options={"run": {"steps": 6}}))
 
 
 @pytest.fixture
@@ -83,7 +80,7 @@ SETTINGS = SlurmSettings(partition="gpu", hours=1.0)
 
 
 def launched(study: Study, settings: SlurmSettings = SETTINGS) -> None:
-    schedule.run_study(study, schedule.Slurm.of(study, settings), SilentReporter())
+    schedule.run_study(study, schedule.Slurm.of(study, settings), reporter.SilentReporter())
 
 
 def starts(study: Study) -> dict[str, int]:
@@ -123,7 +120,7 @@ def launch_and_signal(study: Study, settings: SlurmSettings, signal_running: Cal
     launched(study, settings)
     for run in study.runs:
         assert run.state == "finished"
-        assert [line["step"] for line in read_json_lines(run.folder / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+        assert [line["step"] for line in files.read_json_lines(run.folder / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
     assert all(starts(study)[run.label] == 2 for run in held)
 
 
@@ -222,7 +219,7 @@ def test_a_study_writes_nothing_through_links_out_of_its_folder(study: Study, tm
     path.parent.mkdir(parents=True)
     path.symlink_to(target)
     with pytest.raises(InputError, match=rf"{path.name} is a link to a place elsewhere, and a run writes nothing"):
-        schedule.run_study(study, schedule.Processes(at_once=2), SilentReporter())
+        schedule.run_study(study, schedule.Processes(at_once=2), reporter.SilentReporter())
     assert [entry.name for entry in elsewhere.iterdir()] == ["mine"] and (elsewhere / "mine").read_text() == "mine"
 
 
@@ -231,7 +228,7 @@ def test_a_study_removes_no_folder_that_its_runs_did_not_make(study: Study) -> N
     run.folder.mkdir(parents=True)
     (run.folder / "thesis.tex").write_text("mine")
     with suppress(RunError):
-        schedule.run_study(study, schedule.Processes(at_once=2), SilentReporter())
+        schedule.run_study(study, schedule.Processes(at_once=2), reporter.SilentReporter())
     assert (run.folder / "thesis.tex").read_text() == "mine"
 
 
@@ -283,11 +280,11 @@ def test_the_table_of_a_configuration_file_is_read_and_checked(
 
 
 @pytest.fixture
-def two_hosts(small_config: Callable[..., Config], tmp_path: Path) -> Path:
+def two_hosts(small_config: Callable[..., settings.Config], tmp_path: Path) -> Path:
     """A run of four steps, and a cluster that gives it two hosts, which are this one."""
     path = tmp_path / "cluster.toml"
     config = small_config("run.steps=4", "run.save_every=2", "replay.start_threshold=0")
-    path.write_text(to_toml(config) + "\n[slurm]\nnodes = 2\nhours = 1\nsave_minutes = 1\n")
+    path.write_text(settings.to_toml(config) + "\n[slurm]\nnodes = 2\nhours = 1\nsave_minutes = 1\n")
     return path
 
 
@@ -304,7 +301,7 @@ def test_one_run_on_two_hosts_is_requeued_and_resumes(two_hosts: Path, cluster: 
     command = ["train", "--config", str(two_hosts), "--output", str(run), "--launcher", "slurm", "--quiet"]
     assert exgrpo(command) == 0
     assert (cluster / "requeues").read_text() == "100\n"
-    assert [line["step"] for line in read_json_lines(run / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert [line["step"] for line in files.read_json_lines(run / "metrics.jsonl")] == [1, 2, 3, 4]
     assert "--nodes=2\n" in (cluster / "job-100.sh").read_text()
 
 

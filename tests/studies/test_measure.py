@@ -11,9 +11,8 @@ from made_results import result_of
 from small_ledger import IDENTITY
 from store_calls import candidates_of, draw, record, replay
 
+from exgrpo_cli.base import files, types
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import values_digest, write_json_lines, write_text
-from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.sections.data import ModularSettings
 from exgrpo_cli.config.settings import to_toml
@@ -26,8 +25,7 @@ from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.result import Memorising, PassRates, config_hash, find_results, read_result, write_result
 from exgrpo_cli.runs.validations import Validation, read_validations
 from exgrpo_cli.show.figures.run import memorising_figure
-from exgrpo_cli.studies import measure
-from exgrpo_cli.studies.endpoints import newly_solved_at_end
+from exgrpo_cli.studies import endpoints, measure
 
 
 def validation(step: int, *correct: int, generated: int = 0) -> Validation:
@@ -54,8 +52,8 @@ def test_area_new_solutions_and_collapse_by_hand() -> None:
 
 def test_newly_solved_at_the_end_asks_each_run_once() -> None:
     """Of questions 0, 1 and 3, unsolved before, only 3 is solved by the last responses; question 2 was solved."""
-    assert newly_solved_at_end(result_of([0, 0, 4, 1], before=[0, 0, 4, 0])) == pytest.approx(1 / 3)
-    assert newly_solved_at_end(result_of([0, 1], before=[1, 2])) is None
+    assert endpoints.newly_solved_at_end(result_of([0, 0, 4, 1], before=[0, 0, 4, 0])) == pytest.approx(1 / 3)
+    assert endpoints.newly_solved_at_end(result_of([0, 1], before=[1, 2])) is None
 
 
 def test_a_fall_is_told_when_it_is_clear_and_once() -> None:
@@ -150,7 +148,7 @@ def test_a_result_is_read_as_it_was_written_and_a_damaged_one_is_named(tmp_path:
     del values["checksum"]
     for damage in ({"format": 9}, {"totals": None}, {"after": "4 x"}, {"before": "1 2"}, {"before": None}):
         damaged = values | damage
-        path.write_text(json.dumps(damaged | {"checksum": values_digest(damaged)}))
+        path.write_text(json.dumps(damaged | {"checksum": files.values_digest(damaged)}))
         with pytest.raises(InputError, match=r"arm-3\.result\.json is (not the result of a run|of another format)"):
             read_result(path)
     figure = memorising_figure({"a": [memorising], "b": []})
@@ -163,7 +161,7 @@ SURE, UNSURE = 0.1, 0.9
 """Entropies."""
 
 
-def worked_out(question: Question) -> str:
+def worked_out(question: types.Question) -> str:
     """Left to right: (7+5+8)%5=? as 7+5=2, 2+8=0."""
     first, *terms, modulus = map(int, re.findall(r"\d+", question.prompt[-1].content))
     lines, value = [], first
@@ -173,7 +171,7 @@ def worked_out(question: Question) -> str:
     return "\n".join(lines) + f"\n</think>\n\\boxed{{{value}}}"
 
 
-def guessed(question: Question) -> str:
+def guessed(question: types.Question) -> str:
     return f"</think>\n\\boxed{{{question.answer}}}"
 
 
@@ -185,8 +183,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.save_pretrained(folder / "model")
     (folder / "data").mkdir()
     write_questions(folder / "data" / "train.parquet", QUESTIONS, {})
-    write_text(folder / "config.toml", to_toml(build_config(options={"data": {"train": "modular"}})))
-    write_json_lines(folder / "metrics.jsonl", [{"step": 1, "phase": "mixed"}])
+    files.write_text(folder / "config.toml", to_toml(build_config(options={"data": {"train": "modular"}})))
+    files.write_json_lines(folder / "metrics.jsonl", [{"step": 1, "phase": "mixed"}])
     ids = [question.id for question in QUESTIONS]
     buffer = Store(folder / "replay", identity=IDENTITY, rules=Replace(), question_ids=ids)
     for question in QUESTIONS:

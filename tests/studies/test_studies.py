@@ -18,21 +18,18 @@ import numpy as np
 import pytest
 from made_results import result_of
 
+from exgrpo_cli.base import files, reporter
 from exgrpo_cli.base.errors import DamageWarning, InputError, Interrupted, RunError, ToolkitWarning
-from exgrpo_cli.base.files import read_json_lines
-from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.base.versions import code_version, now
 from exgrpo_cli.commands import run
-from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.config import layers, settings
 from exgrpo_cli.config.requests import StudyRequest
-from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.result import config_hash, read_result, write_result
-from exgrpo_cli.studies.output import report_study
+from exgrpo_cli.studies import output, worker
 from exgrpo_cli.studies.planning import axis_arms, cross, plan_request, plan_study
 from exgrpo_cli.studies.schedule import Processes, pass_on_damage, run_study
 from exgrpo_cli.studies.study import Arm, Study, StudyRun, budgeted
-from exgrpo_cli.studies.worker import last_line, warn_in_log
 
 
 def names(arms) -> list[str]:
@@ -122,7 +119,7 @@ def test_a_start_of_its_own_for_every_seed(tmp_path: Path) -> None:
 def test_a_study_goes_on_with_other_seeds_and_the_same_settings_alone(tmp_path: Path) -> None:
     for begun in planned(tmp_path, "tiny.seed={seed}", 7, 8).runs:
         begun.folder.mkdir(parents=True)
-        (begun.folder / "config.toml").write_text(to_toml(begun.config))
+        (begun.folder / "config.toml").write_text(settings.to_toml(begun.config))
     assert {new.state for new in planned(tmp_path, "tiny.seed={seed}", 9).runs} == {"new"}
     with pytest.raises(InputError, match=r"seed-7 holds a run with another tiny.seed: choose another --name"):
         planned(tmp_path, "tiny.seed=0", 9)
@@ -160,13 +157,13 @@ def test_a_study_runs_compares_and_is_not_run_again(
     torn = study.runs[0].folder  # of a run that was killed while it was set up
     RunFolder.create(torn)
     (torn / ".lock").touch()
-    listening = SilentReporter()
+    listening = reporter.SilentReporter()
     said: list[str] = []
     listening.phase = lambda what, *_: said.append(what)
     run_study(study, Processes(at_once=2), listening)
     # What a run does between two steps stands on the screen.
     assert any(what.startswith("ent:min, seed 0: ") and re.search("held-out|training", what) for what in said)
-    report = report_study(study)
+    report = output.report_study(study)
     assert report["baseline"] == "on-policy"
     after = {
         name: json.loads((tmp_path / "small" / folder / "seed-0" / "summary.json").read_text())["heldout"]["after"]
@@ -218,7 +215,7 @@ def test_a_study_runs_compares_and_is_not_run_again(
     # A fork of the study's server gives what a process of its own gives, to the bit.
     alone, forked = tmp_path / "alone", study.runs[0].folder
     assert run(["train", "--config", str(study.runs[0].asked_file), "--output", str(alone), "--quiet"]) == 0
-    steps = [[untimed(line) for line in read_json_lines(each / "metrics.jsonl")] for each in (alone, forked)]
+    steps = [[untimed(line) for line in files.read_json_lines(each / "metrics.jsonl")] for each in (alone, forked)]
     assert steps[0] == steps[1] != []
     assert (alone / "model/model.safetensors").read_bytes() == (forked / "model/model.safetensors").read_bytes()
 
@@ -250,7 +247,7 @@ def test_a_study_runs_compares_and_is_not_run_again(
 def test_a_run_that_fails_is_named_and_the_others_finish(study_of, tmp_path: Path) -> None:
     """A bound no gradient meets stops every run after five skipped updates; both are told, with the reason."""
     with pytest.raises(RunError, match=r"2 of 2 runs failed, first .*5 consecutive updates were skipped"):
-        run_study(study_of(tmp_path, "optim.skip_norm=1e-9"), Processes(at_once=2), SilentReporter())
+        run_study(study_of(tmp_path, "optim.skip_norm=1e-9"), Processes(at_once=2), reporter.SilentReporter())
 
 
 def test_what_killed_a_run_is_named(study_of, tmp_path: Path) -> None:
@@ -276,7 +273,7 @@ def test_a_stop_signal_to_the_study_saves_its_runs(study_of, tmp_path: Path) -> 
 
     threading.Thread(target=stop_when_under_way, daemon=True).start()
     with pytest.raises(Interrupted, match="states saved; the same command goes on with the study in"):
-        run_study(study, Processes(at_once=1), SilentReporter())
+        run_study(study, Processes(at_once=1), reporter.SilentReporter())
     saved = int((study.runs[0].folder / "checkpoints" / "latest").read_text().removeprefix("step-"))
     assert saved == len(journal.read_text().splitlines()) < 200
     assert [run.state for run in study.runs] == ["unfinished", "new"]
@@ -285,28 +282,28 @@ def test_a_stop_signal_to_the_study_saves_its_runs(study_of, tmp_path: Path) -> 
 def test_a_study_that_cannot_be_written_is_refused(study_of, tmp_path: Path) -> None:
     (tmp_path / "small").write_text("")
     with pytest.raises(InputError, match=r"small.study.json cannot be written: .*small is not a writable folder"):
-        run_study(study_of(tmp_path), Processes(at_once=1), SilentReporter())
+        run_study(study_of(tmp_path), Processes(at_once=1), reporter.SilentReporter())
 
 
 @pytest.mark.engines
 def test_a_run_of_several_ranks_is_started_by_its_worker(study_of, tmp_path: Path) -> None:
     (run, _) = study_of(tmp_path, "run.nproc=2", "run.steps=1", "data.heldout=arithmetic").runs
     [job] = Processes(at_once=1).start([run])
-    assert job.wait(timeout=200) == 0, last_line(run.log)
+    assert job.wait(timeout=200) == 0, worker.last_line(run.log)
     assert json.loads((run.folder / "environment.json").read_text())["ranks"] == 2
     assert run.state == "finished"
 
 
 def test_damage_is_told_once_with_the_name_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with warnings.catch_warnings():
-        warn_in_log()
+        worker.warn_in_log()
         warnings.warn("an earlier process said this", DamageWarning, stacklevel=1)
         earlier = capsys.readouterr().err
         warnings.warn("a checkpoint is passed over:\nweights.safetensors", DamageWarning, stacklevel=1)
         warnings.warn("only a hint", ToolkitWarning, stacklevel=1)
         now = capsys.readouterr().err
     (tmp_path / "seed-0.log").write_text(earlier)
-    run = StudyRun(arm=Arm(name="exgrpo"), seed=0, folder=tmp_path / "seed-0", config=build_config())
+    run = StudyRun(arm=Arm(name="exgrpo"), seed=0, folder=tmp_path / "seed-0", config=layers.build_config())
     with run.log.open("a") as file:
         file.write(f"step 1\n{now}")
     with pytest.warns(DamageWarning) as told:
@@ -343,8 +340,8 @@ def test_a_budget_is_the_baselines_total_of_the_same_seed(
 @pytest.mark.slow
 def test_a_study_of_equal_budgets_runs_and_is_recognised(small_backbone: Path, tmp_path: Path) -> None:
     study = study_of_equal(small_backbone, tmp_path, "generated")
-    run_study(study, Processes(at_once=2), SilentReporter())
-    arms = report_study(study)["arms"]
+    run_study(study, Processes(at_once=2), reporter.SilentReporter())
+    arms = output.report_study(study)["arms"]
     for each in study.runs:
         settings = tomllib.loads((each.folder / "config.toml").read_text())["run"]
         generated = json.loads((each.folder / "summary.json").read_text())["tokens"]["generated"]

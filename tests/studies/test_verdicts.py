@@ -12,6 +12,7 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.statistics import holm
 from exgrpo_cli.config.requests import StudyRequest
 from exgrpo_cli.runs.result import config_hash, write_result
+from exgrpo_cli.studies import output, planning, study
 from exgrpo_cli.studies.claims import FIRST_SEED, Claim, claim_of, claim_outcomes, claim_results, outcome
 from exgrpo_cli.studies.endpoints import (
     AT_EQUAL,
@@ -22,10 +23,7 @@ from exgrpo_cli.studies.endpoints import (
     seeds_needed,
     verdict,
 )
-from exgrpo_cli.studies.output import claim_rows, endpoint_rows, markdown, score_rows
-from exgrpo_cli.studies.planning import plan_claims
 from exgrpo_cli.studies.report import compare_runs
-from exgrpo_cli.studies.study import Arm, Study
 
 SMALLEST = 0.03
 
@@ -173,7 +171,7 @@ def test_a_claim_reads_not_run_until_all_of_its_seeds_are_there() -> None:
     control.pop(FIRST_SEED + 7)
     found = outcome(claim, {"exgrpo": own, "grpo": control})
     assert found["verdict"] == "not run" and found["seeds"] == 7
-    _, row = claim_rows([outcome(claim, {"exgrpo": {}, "grpo": {}})])
+    _, row = output.claim_rows([outcome(claim, {"exgrpo": {}, "grpo": {}})])
     contrast = "pass_at_1: exgrpo minus grpo > 0.05"
     assert row == [
         "more is better",
@@ -196,7 +194,7 @@ FIXED = "2026-11-01T12:00:00+00:00"
 def fixed(tmp_path: Path, **changed: object) -> Claim:
     """CLAIM with `changed` tables, fixed at noon."""
     content = CLAIM | changed
-    planned = plan_claims([claim_of("more", content)], tmp_path / "unfixed")
+    planned = planning.plan_claims([claim_of("more", content)], tmp_path / "unfixed")
     [(name, digest)] = {tuple(each.split()) for run in planned.runs for each in run.config.run.claims}
     assert name == "more"
     return claim_of("more", content | {"fixed": {"at": FIXED, "hash": digest}})
@@ -204,7 +202,7 @@ def fixed(tmp_path: Path, **changed: object) -> Claim:
 
 def planted(folder: Path, claim: Claim, started: str | None, begun_for: dict[str, str] | None = None) -> StudyRequest:
     """Results of all runs of a claim, one begun at `started` and the others a day later."""
-    for number, run in enumerate(plan_claims([claim], folder / "unused").runs):
+    for number, run in enumerate(planning.plan_claims([claim], folder / "unused").runs):
         begun, claims = (started, begun_for or {}) if number == 0 else ("2026-11-02T12:00:00+00:00", {})
         known = {"config_hash": config_hash(run.config), "budget_amount": run.config.run.budget_amount}
         result = replace(result_of([4, 2], seed=run.seed), **known, started=begun, claim=claims)
@@ -226,28 +224,28 @@ def test_a_result_begun_before_its_claim_was_fixed_is_refused_by_name(
     claim = fixed(tmp_path)
     request = planted(tmp_path, claim, started, begun_for)
     with pytest.raises(InputError) as error:
-        plan_claims([claim], tmp_path / "study", request)
+        planning.plan_claims([claim], tmp_path / "study", request)
     assert "\n" not in str(error.value)
     assert str(error.value).startswith(
         f"the result of grpo, seed 200, was begun at {started}, {why} at {FIXED}: leave it out, test the claim on other"
     )
     # Nor does it count where it lies in the study already.
-    study = replace(plan_claims([claim], tmp_path / "study"), others={})
+    study = replace(planning.plan_claims([claim], tmp_path / "study"), others={})
     early = replace(result_of([4, 2], seed=200), started=started, claim=begun_for)
     study = replace(study, runs=(replace(study.runs[0], result=early),))
     with pytest.raises(InputError, match="the result of grpo, seed 200, was begun at"):
         claim_outcomes(study)
     exploratory = fixed(tmp_path, about=CLAIM["about"] | {"exploratory": True})
-    found = claim_outcomes(plan_claims([exploratory], tmp_path / "study", request))["more"]
+    found = claim_outcomes(planning.plan_claims([exploratory], tmp_path / "study", request))["more"]
     assert found["exploratory"] and found["seeds"] == 8
-    assert claim_rows([found])[1][-3] == "8 of 8, exploratory"
+    assert output.claim_rows([found])[1][-3] == "8 of 8, exploratory"
 
 
 def test_a_result_without_a_start_counts_and_is_called_undated(tmp_path: Path) -> None:
     claim = fixed(tmp_path)
-    found = claim_outcomes(plan_claims([claim], tmp_path / "study", planted(tmp_path, claim, None)))["more"]
+    found = claim_outcomes(planning.plan_claims([claim], tmp_path / "study", planted(tmp_path, claim, None)))["more"]
     assert (found["seeds"], found["undated"], found["fixed"]) == (8, 1, FIXED)
-    assert claim_rows([found])[1][-3] == "8 of 8, 1 runs undated"
+    assert output.claim_rows([found])[1][-3] == "8 of 8, 1 runs undated"
 
 
 def test_the_hash_of_a_claim_covers_what_it_is_tested_by_and_no_words(tmp_path: Path) -> None:
@@ -257,7 +255,7 @@ def test_the_hash_of_a_claim_covers_what_it_is_tested_by_and_no_words(tmp_path: 
         {"about": {"title": "other words", "source": "elsewhere"}},
         {"claim": CLAIM["claim"] | {"run_minutes": 9}},
     ):
-        plan_claims([claim_of("more", claim.stated | same)], tmp_path / "study")
+        planning.plan_claims([claim_of("more", claim.stated | same)], tmp_path / "study")
     for other in (
         {"claim": CLAIM["claim"] | {"first_seed": 300}},
         {"claim": CLAIM["claim"] | {"settings": ["optim.learning_rate=1e-4"]}},
@@ -267,7 +265,7 @@ def test_the_hash_of_a_claim_covers_what_it_is_tested_by_and_no_words(tmp_path: 
         {"arms": {"grpo": {"settings": ["optim.minibatches=4"]}}},
     ):
         with pytest.raises(InputError, match=r"claim more has hash \w{16}, not \w{16}, as it was fixed at 2026-11-01"):
-            plan_claims([claim_of("more", claim.stated | other)], tmp_path / "study")
+            planning.plan_claims([claim_of("more", claim.stated | other)], tmp_path / "study")
     with pytest.raises(InputError, match=r"claim more: .* - at `\$.fixed.at`"):
         claim_of("more", CLAIM | {"fixed": {"at": "2026-11-01 12:00", "hash": ""}})
 
@@ -275,7 +273,7 @@ def test_the_hash_of_a_claim_covers_what_it_is_tested_by_and_no_words(tmp_path: 
 def test_a_claim_that_runs_suggested_has_seeds_of_its_own(tmp_path: Path) -> None:
     first, again = claim_of("first", CLAIM), claim_of("again", CLAIM | {"claim": CLAIM["claim"] | {"first_seed": 300}})
     assert again.seeds == tuple(range(300, 308))
-    study = plan_claims([first, again], tmp_path / "both")
+    study = planning.plan_claims([first, again], tmp_path / "both")
     assert {arm.name for arm in study.arms} == {"sparse: grpo", "sparse: exgrpo"}
     assert sorted({run.seed for run in study.runs}) == [*first.seeds, *again.seeds]
     # The seeds of one do not count for the other.
@@ -291,7 +289,7 @@ def test_an_arm_is_compared_with_the_on_policy_arm_of_its_own_questions(tmp_path
     other = {**CLAIM["claim"], "settings": ["countdown.seed=1"]}
     claims = [claim_of("first", CLAIM), claim_of("other", CLAIM | {"claim": other})]
     alone = claim_of("alone", {**CLAIM, "claim": {**other, "regime": "search"}, "contrast": CLAIM["contrast"][1:]})
-    study = plan_claims([*claims, alone], tmp_path / "all")
+    study = planning.plan_claims([*claims, alone], tmp_path / "all")
     assert {arm.name: arm.baseline for arm in study.arms} == {
         "sparse: grpo": "sparse: grpo",
         "sparse: exgrpo": "sparse: grpo",
@@ -318,9 +316,9 @@ def test_a_claim_that_cannot_be_tested_is_refused(change: dict, message: str) ->
 
 def report(baseline: str, results: dict[str, dict]) -> dict:
     """The comparison of results by arm and seed."""
-    arms = tuple(Arm(name=name, baseline=baseline) for name in results)
+    arms = tuple(study.Arm(name=name, baseline=baseline) for name in results)
     others = {(name, seed): result for name, by_seed in results.items() for seed, result in by_seed.items()}
-    return compare_runs(Study(name="study", folder=Path("study"), arms=arms, runs=(), others=others))
+    return compare_runs(study.Study(name="study", folder=Path("study"), arms=arms, runs=(), others=others))
 
 
 def test_arms_of_like_pass_at_1_are_told_apart_by_what_they_reach() -> None:
@@ -342,10 +340,10 @@ def test_arms_of_like_pass_at_1_are_told_apart_by_what_they_reach() -> None:
     assert (replay["low"], replay["high"], at_4["high"]) == (0.0, 1.0, 1.0)
     # pass@2 of 2 right in 4: 1 - C(2,2) / C(4,2) = 5/6; seed 0 has three such questions of four.
     assert replay["pass_at_k"]["2"]["seeds"][0] == pytest.approx(3 / 4 * 5 / 6)
-    lines = markdown(score_rows(found)).splitlines()
+    lines = output.markdown(output.score_rows(found)).splitlines()
     assert lines[0].endswith("| pass@4 | pass@4 minus on-policy | p (Holm) |")
     assert "| 0.875 | +0.375 " in lines[2]
-    for table in (score_rows(found), endpoint_rows(found)):
+    for table in (output.score_rows(found), output.endpoint_rows(found)):
         assert len({len(row) for row in table}) == 1
     assert "fewer than 3 seeds in replay, on-policy" in found["warnings"][0]
 
@@ -363,7 +361,7 @@ def test_arms_are_compared_at_equal_tokens_though_they_end_apart() -> None:
     # Results of earlier versions do not say what had been trained.
     assert list(at_trained["seeds"]) == [0]
     assert not set(AT_EQUAL) & set(grpo)
-    assert "pass@1 at equal tokens generated" in endpoint_rows(found)[0]
+    assert "pass@1 at equal tokens generated" in output.endpoint_rows(found)[0]
 
 
 def test_arms_that_update_more_often_than_their_baseline_are_named() -> None:

@@ -14,9 +14,7 @@ import pytest
 from run_leaves import assert_same_run, metrics
 
 from exgrpo_cli.algo.batching import MiniBatch
-from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.reporter import SilentReporter
-from exgrpo_cli.base.types import Grade, Verdict
+from exgrpo_cli.base import errors, reporter, types
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines.policy.policy import Policy, rows_with_gradient
 from exgrpo_cli.grading import GradingItem, GradingPool
@@ -61,16 +59,16 @@ class Crash(BaseException):
     """Stands for a run's sudden end."""
 
 
-def grade(pool: GradingPool, item: GradingItem) -> Callable[[], Grade]:
+def grade(pool: GradingPool, item: GradingItem) -> Callable[[], types.Grade]:
     """Right by chance, of some golds more often than of others."""
 
     def chance(text: str) -> float:
         return int(sha256(text.encode()).hexdigest()[:8], 16) / 2**32
 
     if chance("fails" + item.response) < 0.02:
-        return lambda: Grade.of(Verdict.TIMEOUT)
+        return lambda: types.Grade.of(types.Verdict.TIMEOUT)
     is_right = chance(item.gold + item.response) < 0.5 + 1.2 * (chance(item.gold) - 0.5)
-    return lambda: Grade.of(Verdict.CORRECT if is_right else Verdict.WRONG)
+    return lambda: types.Grade.of(types.Verdict.CORRECT if is_right else types.Verdict.WRONG)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +77,7 @@ def pool(small_config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("pool") / "run"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(GradingPool, "judge", grade)
-        train(small_config(*BASE, *POOL), run, reporter=SilentReporter())
+        train(small_config(*BASE, *POOL), run, reporter=reporter.SilentReporter())
     return run
 
 
@@ -114,7 +112,7 @@ def drawn_config(rng: random.Random, small_config, pool: Path) -> Config:
             chosen["replay.warm_start"] = pool
         try:
             return small_config(*BASE, *(f"{name}={value}" for name, value in chosen.items()))
-        except InputError:
+        except errors.InputError:
             continue
 
 
@@ -122,7 +120,7 @@ def drawn_config(rng: random.Random, small_config, pool: Path) -> Config:
 def test_any_method_keeps_its_promises_and_resumes(seed, small_config, pool, tmp_path, batches, monkeypatch) -> None:
     rng = random.Random(seed)
     config = drawn_config(rng, small_config, pool)
-    train(config, tmp_path / "whole", reporter=SilentReporter())
+    train(config, tmp_path / "whole", reporter=reporter.SilentReporter())
     num_updates = len(batches)
     if num_updates:
         left, update = rng.randrange(num_updates), Policy.update
@@ -136,8 +134,8 @@ def test_any_method_keeps_its_promises_and_resumes(seed, small_config, pool, tmp
             patched.setattr(Policy, "update", dies)
             batches.clear()
             with pytest.raises(Crash):
-                train(config, tmp_path / "cut", reporter=SilentReporter())
-        train(config, tmp_path / "cut", resume=True, reporter=SilentReporter())
+                train(config, tmp_path / "cut", reporter=reporter.SilentReporter())
+        train(config, tmp_path / "cut", resume=True, reporter=reporter.SilentReporter())
         assert_same_run(tmp_path / "cut", tmp_path / "whole")
     require_promises(config, tmp_path / "whole", batches)
 

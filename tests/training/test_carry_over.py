@@ -16,9 +16,8 @@ from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.replay.store import Store
+from exgrpo_cli.training import run, start
 from exgrpo_cli.training import run as training
-from exgrpo_cli.training.run import train
-from exgrpo_cli.training.start import resumed_config
 from exgrpo_cli.training.step.groups import Group
 
 B, K = 4, 4
@@ -76,7 +75,7 @@ def test_every_rollout_is_trained_once_with_the_log_probs_of_whoever_sampled_eac
         record(store, own, **how)
 
     monkeypatch.setattr(Store, "record_visits", recorded)
-    train(small_config(*CARRIED, f"rollout.logprobs={logprobs}"), tmp_path / "run", reporter=SilentReporter())
+    run.train(small_config(*CARRIED, f"rollout.logprobs={logprobs}"), tmp_path / "run", reporter=SilentReporter())
 
     lines, groups = metrics(tmp_path / "run"), [group for _, group in trained]
     state = json.loads((tmp_path / "run" / "checkpoints" / "step-000006" / "state.json").read_text())["state"]
@@ -113,11 +112,11 @@ def test_every_rollout_is_trained_once_with_the_log_probs_of_whoever_sampled_eac
 def test_a_killed_run_resumes_to_the_bit(small_config: Any, tmp_path: Path) -> None:
     """Killed when step 5 would be recorded; the checkpoint of step 3 holds rollouts under way."""
     config = small_config(*CARRIED)
-    train(config, tmp_path / "whole", reporter=SilentReporter())
+    run.train(config, tmp_path / "whole", reporter=SilentReporter())
     train_and_die(killed(Store, "flush", when=lambda store, step: step == 5), tmp_path / "cut", config)
     state = json.loads((tmp_path / "cut" / "checkpoints" / "step-000003" / "state.json").read_text())["state"]
     assert any(each["token_ids"] for group in state["carried"] for each in group["rollouts"])
-    train(resumed_config(tmp_path / "cut"), tmp_path / "cut", resume=True, reporter=SilentReporter())
+    run.train(start.resumed_config(tmp_path / "cut"), tmp_path / "cut", resume=True, reporter=SilentReporter())
     assert_same_run(tmp_path / "cut", tmp_path / "whole")
 
 
@@ -126,7 +125,7 @@ def test_a_replayed_row_stays_with_its_group_until_that_is_complete(
 ) -> None:
     """Its question is passed over meanwhile, by the stream and by the draw. The ledger has the step that drew it, the
     journal counts it in the one that trains it."""
-    train(
+    run.train(
         small_config(*CARRIED, "replay.start_threshold=0", "run.steps=8"), tmp_path / "run", reporter=SilentReporter()
     )
     events = LedgerReader(tmp_path / "run" / "replay").events().to_pylist()

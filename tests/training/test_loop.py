@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from run_leaves import assert_same_run, assert_same_weights, killed, metrics, timeless, train_and_die
 
-from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.reporter import SilentReporter, make_reporter
+from exgrpo_cli.base import errors, reporter
 from exgrpo_cli.engines.generators import ASLEEP
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.engines.policy.policy import Policy
@@ -28,7 +27,7 @@ def finished_run(small_config, tmp_path_factory: pytest.TempPathFactory) -> Path
     """Eight steps of ExGRPO, two updates each, mixed from step 2."""
     run = tmp_path_factory.mktemp("runs") / "finished"
     config = small_config("run.steps=8", "run.save_every=4", "run.keep_checkpoints=0", "run.plots=true")
-    train(config, run, reporter=SilentReporter())
+    train(config, run, reporter=reporter.SilentReporter())
     return run
 
 
@@ -69,7 +68,7 @@ def test_validation_between_the_steps_changes_nothing_and_the_last_is_not_made_t
     first = resumed_config(finished_run)
     assert first.validation.every == 25  # beyond its eight steps
     often = replace(first, validation=replace(first.validation, every=4))
-    train(often, tmp_path / "run", reporter=make_reporter(quiet=False))
+    train(often, tmp_path / "run", reporter=reporter.make_reporter(quiet=False))
     told = capsys.readouterr().err
     assert [f"after step {step}" in told for step in (4, 8)] == [True, True]
     assert "after 8 steps" not in told
@@ -87,7 +86,7 @@ def test_nothing_is_scored_while_the_rollout_engine_is_awake(
 ) -> None:
     """An engine that gives its weights back, as vllm does: all steps are mixed, the second ends with a validation."""
     config = small_config("run.steps=4", "replay.start_threshold=0", "validation.every=2")
-    train(config, tmp_path / "plain", reporter=SilentReporter())
+    train(config, tmp_path / "plain", reporter=reporter.SilentReporter())
     awake: list[bool] = [False]
     scored: list[bool] = []
 
@@ -105,7 +104,7 @@ def test_nothing_is_scored_while_the_rollout_engine_is_awake(
     monkeypatch.setattr(HFGenerator, "sleep", sleep)
     monkeypatch.setattr(HFGenerator, "sync", sync)
     monkeypatch.setattr(Policy, "score", score)
-    train(config, tmp_path / "run", reporter=SilentReporter())
+    train(config, tmp_path / "run", reporter=reporter.SilentReporter())
     assert scored and not any(scored)
     assert_same_run(tmp_path / "plain", tmp_path / "run")
 
@@ -113,7 +112,7 @@ def test_nothing_is_scored_while_the_rollout_engine_is_awake(
 def test_all_questions_retired_ends_the_run_normally(small_config, tmp_path: Path) -> None:
     """A grader that accepts every answer soon retires all 20 questions; batches shrink as they run out."""
     config = small_config("arithmetic.num_train=20", "run.steps=50", "grading.grader=python:accept_all:grade")
-    summary = train(config, tmp_path / "run", reporter=SilentReporter())
+    summary = train(config, tmp_path / "run", reporter=reporter.SilentReporter())
     assert 3 <= summary["steps"] < 50
     assert (summary["finished"], summary["replay"]["retired"]) == ("all questions retired", 20)
     lines = metrics(tmp_path / "run")
@@ -130,7 +129,7 @@ def test_answers_are_graded_while_others_are_sampled(small_config, tmp_path: Pat
     code = f"def grade(gold, text):\n    open({str(seen)!r}, 'a').write('x')\n    return text == gold\n"
     (tmp_path / "graders" / "notes_it.py").write_text(code)
     config = small_config("run.steps=2", "grading.grader=python:notes_it:grade", "replay.start_threshold=0")
-    train(config, tmp_path / "plain", reporter=SilentReporter())
+    train(config, tmp_path / "plain", reporter=reporter.SilentReporter())
     waited = []
 
     def generate(generator: HFGenerator, *asked: Any, real=HFGenerator.generate, **more: Any):
@@ -144,7 +143,7 @@ def test_answers_are_graded_while_others_are_sampled(small_config, tmp_path: Pat
         return groups
 
     monkeypatch.setattr(HFGenerator, "generate", generate)
-    train(config, tmp_path / "run", reporter=SilentReporter())
+    train(config, tmp_path / "run", reporter=reporter.SilentReporter())
     assert waited == [True] * 4
     assert_same_run(tmp_path / "plain", tmp_path / "run")
 
@@ -163,9 +162,9 @@ def accept_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_grpo_and_exgrpo_are_bit_for_bit_the_same_until_the_delayed_start(small_config, tmp_path: Path) -> None:
     """With retirement set alike and a threshold no batch reaches, every figure and weight agrees."""
     never = "replay.start_threshold=1.0"
-    train(small_config(never, "run.steps=4"), tmp_path / "exgrpo", reporter=SilentReporter())
+    train(small_config(never, "run.steps=4"), tmp_path / "exgrpo", reporter=reporter.SilentReporter())
     plain = small_config("replay.retirement=true", "run.steps=4", method="grpo")
-    train(plain, tmp_path / "grpo", reporter=SilentReporter())
+    train(plain, tmp_path / "grpo", reporter=reporter.SilentReporter())
     ours, theirs = timeless(metrics(tmp_path / "exgrpo")), timeless(metrics(tmp_path / "grpo"))
     assert [{k: v for k, v in line.items() if k != "replay/used"} for line in ours] == theirs
     assert_same_weights(tmp_path / "exgrpo", tmp_path / "grpo")
@@ -184,7 +183,7 @@ def test_a_run_that_is_killed_while_its_plots_are_drawn_is_not_finished(finished
     assert "learning" in drawn and "diagnostics" not in drawn
     assert not is_finished(run)
 
-    again = train(resumed_config(run), run, resume=True, reporter=SilentReporter())
+    again = train(resumed_config(run), run, resume=True, reporter=reporter.SilentReporter())
     assert again["heldout"] == summary["heldout"]
     assert is_finished(run)
     plots = [{path.name for path in (each / "plots").iterdir()} for each in (run, finished_run)]
@@ -194,14 +193,14 @@ def test_a_run_that_is_killed_while_its_plots_are_drawn_is_not_finished(finished
 
 def test_a_run_folder_is_never_overwritten(small_config, finished_run: Path) -> None:
     before = sorted(finished_run.iterdir())
-    with pytest.raises(InputError, match=r"exists: choose another --output"):
-        train(small_config(), finished_run, reporter=SilentReporter())
+    with pytest.raises(errors.InputError, match=r"exists: choose another --output"):
+        train(small_config(), finished_run, reporter=reporter.SilentReporter())
     assert sorted(finished_run.iterdir()) == before
 
 
 @pytest.mark.engines
 def test_config_toml_repeats_the_run(small_config, finished_run: Path, tmp_path: Path) -> None:
-    train(resumed_config(finished_run), tmp_path / "again", reporter=SilentReporter())
+    train(resumed_config(finished_run), tmp_path / "again", reporter=reporter.SilentReporter())
     assert_same_run(tmp_path / "again", finished_run)
 
 

@@ -14,17 +14,13 @@ from run_leaves import killed, metrics, timeless, train_and_die
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from exgrpo_cli.base.errors import RunError
-from exgrpo_cli.base.reporter import SilentReporter
+from exgrpo_cli.base import errors, reporter
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.config.sections.run import BackboneSettings, LoraSettings, TinySettings
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines import lora
 from exgrpo_cli.evaluation.models import choose_model
-from exgrpo_cli.models.adapters import Base, export_adapter
-from exgrpo_cli.models.export import export_model
-from exgrpo_cli.models.load import load_folder, locate
-from exgrpo_cli.models.tiny import make_tokenizer
+from exgrpo_cli.models import adapters, export, load, tiny
 from exgrpo_cli.presets import load_preset
 from exgrpo_cli.training import run as training
 from exgrpo_cli.training.run import train
@@ -36,7 +32,7 @@ SETTINGS = ("run.steps=4", "run.save_every=2", "lora.rank=4", "replay.start_thre
 @pytest.fixture(scope="module")
 def finished(small_config, tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Path]:
     config, run = small_config(*SETTINGS), tmp_path_factory.mktemp("lora") / "run"
-    train(config, run, reporter=SilentReporter())
+    train(config, run, reporter=reporter.SilentReporter())
     return config, run
 
 
@@ -53,7 +49,7 @@ def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) 
 def test_a_run_that_was_killed_goes_on_bit_for_bit(finished: tuple[Config, Path], tmp_path: Path) -> None:
     (config, whole), cut = finished, tmp_path / "cut"
     train_and_die(killed(training, "run_step", when=lambda parts, state, step, clock: step == 4), cut, config)
-    train(config, cut, resume=True, reporter=SilentReporter())
+    train(config, cut, resume=True, reporter=reporter.SilentReporter())
     assert timeless(metrics(cut)) == timeless(metrics(whole))
     assert sum(line["replay/used"] for line in metrics(whole)) > 0
     for name in ("model", "adapter", "checkpoints/step-000004/policy"):
@@ -66,7 +62,7 @@ def test_a_run_leaves_an_adapter_and_the_merged_model(finished: tuple[Config, Pa
     checkpoint = run / "checkpoints/step-000004"
     assert not (checkpoint / "model").exists()
     assert all(".lora_" in name for name in tensors(checkpoint / "policy"))
-    base = load_folder(locate(config.backbone, config.tiny), torch.device("cpu")).model
+    base = load.load_folder(load.locate(config.backbone, config.tiny), torch.device("cpu")).model
     before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
     by_peft = PeftModel.from_pretrained(base, run / "adapter").merge_and_unload().state_dict()
     model = tensors(run / "model")
@@ -76,8 +72,8 @@ def test_a_run_leaves_an_adapter_and_the_merged_model(finished: tuple[Config, Pa
         choice = choose_model(named)
         assert choice.run == run
         assert_same(
-            model if "best" not in named else tensors(locate(choice.config.backbone, choice.config.tiny)),
-            tensors(locate(choice.config.backbone, choice.config.tiny)),
+            model if "best" not in named else tensors(load.locate(choice.config.backbone, choice.config.tiny)),
+            tensors(load.locate(choice.config.backbone, choice.config.tiny)),
         )
     assert json.loads((run / "adapter/adapter_config.json").read_text())["r"] == 4
 
@@ -128,18 +124,18 @@ def test_an_adapter_that_does_not_belong_to_its_backbone_is_refused(finished, da
 
 def test_an_adapter_of_another_real_model_is_refused_wherever_it_is_named(tmp_path: Path, capsys) -> None:
     """Made for two layers of SmolLM2-135M's shape; where those lay are two of Qwen2.5-0.5B's."""
-    tokenizer, mine = make_tokenizer(max_tokens=512), tmp_path / "backbone"
+    tokenizer, mine = tiny.make_tokenizer(max_tokens=512), tmp_path / "backbone"
     for preset in ("smollm2-135m", "qwen2.5-0.5b-instruct"):
         shape = load_preset("backbones", preset)["about"]["shape"]
         small = {"num_hidden_layers": 2, "vocab_size": len(tokenizer)}
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape | small))
-        export_model(model, tokenizer, mine, eos_ids=(tokenizer.eos_token_id,))
+        export.export_model(model, tokenizer, mine, eos_ids=(tokenizer.eos_token_id,))
         if preset == "smollm2-135m":
-            base = Base(
+            base = adapters.Base(
                 backbone=BackboneSettings(source=str(mine)), tiny=TinySettings(), fingerprint=lora.fingerprint(model)
             )
             lora.adapt(model, LoraSettings(rank=2), 0)
-            export_adapter(model, tokenizer, tmp_path / "adapter", base)
+            adapters.export_adapter(model, tokenizer, tmp_path / "adapter", base)
     adapter, run = str(tmp_path / "adapter"), str(tmp_path / "run")
     for command in (
         ["sample", adapter, "1+2=?"],
@@ -181,8 +177,8 @@ def test_a_sampler_that_lacks_part_of_the_adapter_stops_the_run(small_config, tm
             yield name, before if ".1.mlp" in name else weight
 
     monkeypatch.setattr("exgrpo_cli.engines.policy.adamw.merged_weights", stale)
-    with pytest.raises(RunError, match="log-probs differ from the trainer's"):
-        train(small_config(*SETTINGS, "optim.learning_rate=0.01"), tmp_path / "run", reporter=SilentReporter())
+    with pytest.raises(errors.RunError, match="log-probs differ from the trainer's"):
+        train(small_config(*SETTINGS, "optim.learning_rate=0.01"), tmp_path / "run", reporter=reporter.SilentReporter())
 
 
 def test_the_plan_says_what_is_trained_and_how_fast(capsys) -> None:

@@ -10,15 +10,13 @@ from pathlib import Path
 import pytest
 from run_leaves import assert_same_run, killed, metrics, train_and_die
 
-from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.reporter import SilentReporter
+from exgrpo_cli.base import errors, reporter
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.presets import load_preset, preset_names
-from exgrpo_cli.show.asked import step_replay
+from exgrpo_cli.show import asked, statistics
 from exgrpo_cli.show.record import read_run
-from exgrpo_cli.show.statistics import plain, replay_figures, report_runs
 from exgrpo_cli.training import run as training
 from exgrpo_cli.training.run import train
 
@@ -55,7 +53,7 @@ def run_of(config_of: Callable[..., Config], tmp_path_factory: pytest.TempPathFa
     def make(method: str) -> Path:
         if not (runs / method).exists():
             pool = (f"replay.warm_start={make('uniform-fifo')}",) if method == "rlep" else ()
-            train(config_of(method, *pool), runs / method, reporter=SilentReporter())
+            train(config_of(method, *pool), runs / method, reporter=reporter.SilentReporter())
         return runs / method
 
     return make
@@ -118,10 +116,10 @@ def test_refilled_groups_take_the_places_of_groups_that_are_not_mixed(run_of: Ca
 def test_replay_stats_count_units(run_of: Callable[[str], Path]) -> None:
     run = run_of("headroom-drift")
     stored = Stored(run, groups=True)
-    [told] = report_runs([run]).values()
+    [told] = statistics.report_runs([run]).values()
     taken = stored.replays[stored.replays.accepted]
-    assert {"replay-units", "replay-entropy-by-bucket"} <= {name for name, _ in replay_figures(told)}
-    units = plain(told)["over_time"]["units"]
+    assert {"replay-units", "replay-entropy-by-bucket"} <= {name for name, _ in statistics.replay_figures(told)}
+    units = statistics.plain(told)["over_time"]["units"]
     by_step = stored.replays.groupby("step")
     assert [units["scanned"][step] for step in by_step.groups] == by_step.size().tolist()
     assert [units["taken"][step] for step in by_step.groups] == by_step.accepted.sum().tolist()
@@ -130,8 +128,8 @@ def test_replay_stats_count_units(run_of: Callable[[str], Path]) -> None:
     assert sum(group["trajectories"] for group in told["entropy"]["by_bucket"]) == len(right) < len(stored.rows)
     assert told["used"] == K * len(taken)
     assert told["share"]["tokens"] > 0
-    with pytest.raises(InputError, match="unknown key 'sampler': composition = 'append' can be asked for none"):
-        report_runs([run], other="sampler=linear")
+    with pytest.raises(errors.InputError, match="unknown key 'sampler': composition = 'append' can be asked for none"):
+        statistics.report_runs([run], other="sampler=linear")
 
 
 def test_a_step_shows_the_units_that_it_scanned(run_of, capsys) -> None:
@@ -153,9 +151,9 @@ def test_a_step_shows_the_units_that_it_scanned(run_of, capsys) -> None:
         assert all(one["text"] for one in unit["rows"])
     taken = stored.replays[stored.replays.accepted].merge(stored.rows[["group_id", "question_id"]], on="group_id")
     question, times = next(iter(taken.question_id.value_counts().items()))
-    [history] = report_runs([run], question_id=question).values()
+    [history] = statistics.report_runs([run], question_id=question).values()
     assert sum(row["event"] == "selected" for row in history["question"]["events"]) == times
-    [first] = report_runs([run_of("adv-per")], step=1).values()
+    [first] = statistics.report_runs([run_of("adv-per")], step=1).values()
     step = first["step"]
     assert step["nothing"] == "on-policy phase: replay begins with step 2" and not step["units"]
 
@@ -171,7 +169,7 @@ def test_joined_rows_are_the_best_of_their_question(run_of: Callable[[str], Path
         best = group.sort_values(["reward", "trajectory_id"], ascending=[False, True]).head(4)
         assert sorted(best.trajectory_id) == sorted(group[group.chosen].trajectory_id)
     record = read_run(run_of("repo"))
-    drawn, empty = step_replay(record, int(scores.step.iloc[0])), step_replay(record, 1)
+    drawn, empty = asked.step_replay(record, int(scores.step.iloc[0])), asked.step_replay(record, 1)
     shown = {one["trajectory_id"]: one["chosen"] for question in drawn["questions"] for one in question["candidates"]}
     assert shown == dict(scores[scores.step == drawn["step"]][["trajectory_id", "chosen"]].values)
     assert empty["nothing"] == "no question of the step held replay.min_stored rows that could be replayed"
@@ -191,5 +189,5 @@ def test_every_method_replays_and_resumes_after_a_kill(method, run_of, config_of
     config = config_of(method, *pool)
     train_and_die(killed(training, "run_step", when=lambda parts, state, step, clock: step == 4), cut, config)
     assert len(metrics(cut)) == 3
-    train(config, cut, resume=True, reporter=SilentReporter())
+    train(config, cut, resume=True, reporter=reporter.SilentReporter())
     assert_same_run(cut, whole)

@@ -7,9 +7,8 @@ import pytest
 from question_sources import question, write
 from run_leaves import metrics
 
+from exgrpo_cli.base import reporter, types
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.reporter import SilentReporter
-from exgrpo_cli.base.types import Grade, Verdict
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.grading import GradingItem, GradingPool
@@ -48,7 +47,7 @@ def test_a_split_does_not_look_at_order_or_answers_and_keeps_one_question_on_one
 
 def test_own_data_are_validated_on_their_own_tenth_and_never_on_arithmetic(raw: Path) -> None:
     config = build_config(options=of(raw))
-    questions = load_questions(config, SilentReporter())
+    questions = load_questions(config, reporter.SilentReporter())
     assert (len(questions.train), len(questions.heldout)) == (36, 4)
     assert {"How much is"} == {q.prompt[0].content[:11] for q in questions.heldout}
     assert config.data.heldout_name == "mine-heldout"
@@ -61,15 +60,15 @@ def test_own_data_are_validated_on_their_own_tenth_and_never_on_arithmetic(raw: 
 @pytest.mark.parametrize(("heldout", "sizes", "name"), [("0.25", (30, 10), "mine-heldout"), ("none", (40, 0), "none")])
 def test_a_share_or_none_is_held_out(raw: Path, heldout: str, sizes: tuple[int, int], name: str) -> None:
     config = build_config(options=of(raw, heldout))
-    questions = load_questions(config, SilentReporter())
+    questions = load_questions(config, reporter.SilentReporter())
     assert (len(questions.train), len(questions.heldout)) == sizes
     assert config.data.heldout_name == name
 
 
 def test_a_named_set_is_held_out_and_must_differ(raw: Path) -> None:
-    assert len(load_questions(build_config(options=of(raw, "arithmetic")), SilentReporter()).heldout) == 600
+    assert len(load_questions(build_config(options=of(raw, "arithmetic")), reporter.SilentReporter()).heldout) == 600
     with pytest.raises(InputError, match=r"40 questions, .* held-out questions must not be trained on"):
-        load_questions(build_config(options=of(raw, str(raw))), SilentReporter())
+        load_questions(build_config(options=of(raw, str(raw))), reporter.SilentReporter())
     with pytest.raises(InputError, match=r"data.heldout = '1.5' is out of range: use a share"):
         build_config(options=of(raw, "1.5"))
 
@@ -78,19 +77,19 @@ def test_prepare_keeps_its_split_in_the_files(raw: Path, capsys: pytest.CaptureF
     assert run(["prepare", "mine.jsonl", "--split", "0.2", "--quiet"]) == 0
     file, beside = (raw.parent / "data" / name for name in ("mine.parquet", "mine-heldout.parquet"))
     assert (read_metadata(file)["heldout"], read_metadata(beside)["heldout_of"]) == (beside.name, file.name)
-    questions = load_questions(build_config(options=of(file)), SilentReporter())
+    questions = load_questions(build_config(options=of(file)), reporter.SilentReporter())
     assert (questions.train, questions.heldout) == (read_questions(file).questions, read_questions(beside).questions)
     assert (len(questions.train), len(questions.heldout)) == (32, 8)
     beside.unlink()
     with pytest.raises(InputError, match=r"mine-heldout.parquet is missing: `prepare --split` put"):
-        load_questions(build_config(options=of(file)), SilentReporter())
+        load_questions(build_config(options=of(file)), reporter.SilentReporter())
     assert run(["prepare", "--split", "0.2"]) == 2
     assert "arithmetic brings held-out questions of its own" in capsys.readouterr().err
 
 
 def test_what_was_split_off_is_stored_apart(raw: Path, tmp_path: Path) -> None:
     config = build_config(options=of(raw))
-    questions = load_questions(config, SilentReporter())
+    questions = load_questions(config, reporter.SilentReporter())
     store_questions(tmp_path, config, questions)
     assert read_questions(tmp_path / "train.parquet").questions == questions.train
     assert read_questions(tmp_path / "heldout.parquet").questions == questions.heldout
@@ -104,18 +103,18 @@ def test_an_option_may_be_named_by_its_text(small_config, tmp_path: Path, monkey
         asked = f"{turn // 8 + 1}+{turn % 8 + 1}=?"
         rows.append({"question": asked, "choices": options, "answer": options.index("10")})
     write(tmp_path / "choices.json", *rows)
-    graded: list[tuple[GradingItem, Verdict]] = []
+    graded: list[tuple[GradingItem, types.Verdict]] = []
     really_judge = GradingPool.judge
 
-    def judge(pool: GradingPool, item: GradingItem) -> Callable[[], Grade]:
+    def judge(pool: GradingPool, item: GradingItem) -> Callable[[], types.Grade]:
         grade = really_judge(pool, item)()
         graded.append((item, grade.verdict))
         return lambda: grade
 
     monkeypatch.setattr(GradingPool, "judge", judge)
     settings = (f"data.train={tmp_path / 'choices.json'}", "data.heldout=none", "grading.grader=choice", "run.steps=3")
-    train(small_config(*settings), tmp_path / "run", reporter=SilentReporter())
-    right = [item for item, verdict in graded if verdict is Verdict.CORRECT]
+    train(small_config(*settings), tmp_path / "run", reporter=reporter.SilentReporter())
+    right = [item for item, verdict in graded if verdict is types.Verdict.CORRECT]
     assert len({item.gold for item, _ in graded}) > 10 and all(len(item.options) == 20 for item, _ in graded)
     assert any("\\boxed{10}" in item.response for item in right)
     assert sum(line["reward/mean"] for line in metrics(tmp_path / "run")) > 0

@@ -9,8 +9,7 @@ import pytest
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.machine.settle import require_runnable, settle
-from exgrpo_cli.machine.survey import survey_machine
+from exgrpo_cli.machine import settle, survey
 from exgrpo_cli.training.trackers import numbers, open_trackers
 
 
@@ -35,9 +34,9 @@ def test_numbers_alone_are_tracked_and_nothing_by_default(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
 def test_a_package_that_is_missing_is_named_with_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, name, None)
-    _, plan = settle(build_config(assignments=[f'run.log=["{name}"]']), survey_machine())
+    _, plan = settle.settle(build_config(assignments=[f'run.log=["{name}"]']), survey.survey_machine())
     with pytest.raises(InputError, match=rf"cannot run tiny: {name} is not installed \(pip install .*\[trackers\]'\)"):
-        require_runnable(plan)
+        settle.require_runnable(plan)
 
 
 @pytest.mark.engines

@@ -17,16 +17,13 @@ from run_leaves import metrics
 
 from exgrpo_cli.algo.batching import MiniBatch
 from exgrpo_cli.algo.objective import TokenTargets
-from exgrpo_cli.base.reporter import SilentReporter
-from exgrpo_cli.base.types import TokenScores, TokenSequence
+from exgrpo_cli.base import reporter, types
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines.policy import policy as policies
 from exgrpo_cli.engines.policy.policy import Policy
 from exgrpo_cli.ledger.reader import LedgerReader
-from exgrpo_cli.show.asked import step_replay
-from exgrpo_cli.show.record import read_run
-from exgrpo_cli.training.importing import prepare_pool
-from exgrpo_cli.training.questions import load_questions
+from exgrpo_cli.show import asked, record
+from exgrpo_cli.training import importing, questions
 from exgrpo_cli.training.run import train
 
 ONE_UPDATE = (
@@ -39,9 +36,9 @@ ENGINES = pytest.mark.engines
 
 def pool_of(folder: Path, config: Config, rows: Sequence[Mapping[str, object]]) -> str:
     """A pool of these rows, each of the question whose number it names; the setting that replays from it."""
-    ids = [question.id for question in load_questions(config, SilentReporter()).train]
+    ids = [question.id for question in questions.load_questions(config, reporter.SilentReporter()).train]
     own = [{**row, "question_id": ids[row["question_id"]]} for row in rows]
-    prepare_pool(write(folder / "rollouts.jsonl", *own), folder / "pool", config, SilentReporter())
+    importing.prepare_pool(write(folder / "rollouts.jsonl", *own), folder / "pool", config, reporter.SilentReporter())
     return f"replay.warm_start={folder / 'pool'}"
 
 
@@ -61,7 +58,7 @@ class World:
 
     def run(self, method: str, *settings: str, name: str = "run", **sizes: int) -> dict[str, pd.DataFrame]:
         """The tables of the ledger that a run leaves, and its journal."""
-        train(self.config(method, *settings, **sizes), self.folder / name, reporter=SilentReporter())
+        train(self.config(method, *settings, **sizes), self.folder / name, reporter=reporter.SilentReporter())
         reader = LedgerReader(self.folder / name / "replay")
         tables = ("trajectories", "replays", "events", "visits", "scores")
         found = {table: reader.table(table).to_pandas() for table in tables}
@@ -77,7 +74,7 @@ def give_logprobs(monkeypatch: pytest.MonkeyPatch, now: Mapping[tuple[int, ...],
     """What the policy finds of the responses named by their token ids; all others are scored."""
     score = Policy.score
 
-    def given(policy: Policy, sequences: Sequence[TokenSequence]) -> list[TokenScores]:
+    def given(policy: Policy, sequences: Sequence[types.TokenSequence]) -> list[types.TokenScores]:
         found = score(policy, sequences)
         for place, sequence in enumerate(sequences):
             logprobs = now.get(tuple(sequence.response_ids.tolist()))
@@ -108,7 +105,7 @@ def test_headroom_and_drift_of_a_group(world: World, monkeypatch: pytest.MonkeyP
     assert scanned["headroom"] == pytest.approx((1 - 0.2 * np.exp(0.1) + 1 - 0.6 * np.exp(-0.2) + 0.9) / 3, rel=1e-5)
     assert abs(scanned["headroom"] - 0.7) <= np.sqrt(scanned["drift"])
     assert found["journal"].loc[1, "replay/used"] == 0
-    replayed = step_replay(read_run(world.folder / "run"), 1)
+    replayed = asked.step_replay(record.read_run(world.folder / "run"), 1)
     assert replayed["nothing"] == "every unit scanned had drifted by more than replay.max_drift = 0.001"
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.sections.data import ArithmeticSettings
-from exgrpo_cli.questions.made import sums
-from exgrpo_cli.questions.made.pools import Pool, share_out
+from exgrpo_cli.questions.made import pools, sums
 
 SOUND = sums.TraceMix(guessed=0.0, slipped=0.0, malformed=0.0, checked=0.5, swapped=0.25, double=0.3)
 
@@ -46,7 +45,7 @@ def test_questions_carry_answer_level_and_source():
 
 def test_a_level_can_be_used_up_and_says_how_many_there_are():
     terms = [(int(text[0]), int(text[1:])) for text in expressions(1)]
-    existing = sum(sums.pool_of(pair) is Pool.TRAIN for pair in terms)
+    existing = sum(sums.pool_of(pair) is pools.Pool.TRAIN for pair in terms)
     # 8 x 8 sums; of the differences, those with a result of at least 0: 1 + 2 + ... + 8 = 36.
     assert len(terms) == 64 + 36 and 0 < existing < 100
     split = sums.make_arithmetic(ArithmeticSettings(num_train=existing, num_heldout=1, levels=(1,), seed=0))
@@ -58,7 +57,7 @@ def test_a_level_can_be_used_up_and_says_how_many_there_are():
 def test_every_plan_uses_every_term_once_and_ends_at_the_answer():
     rng = np.random.default_rng(1)
     for _ in range(500):
-        terms = sums.draw_terms(int(rng.integers(1, 8)), Pool.TRAIN, rng)
+        terms = sums.draw_terms(int(rng.integers(1, 8)), pools.Pool.TRAIN, rng)
         plan = sums.draw_plan(terms, SOUND, rng)
         used = sorted(abs(term) for line in plan for term in line.terms)
         assert used == sorted(abs(term) for term in terms)
@@ -97,7 +96,7 @@ def test_sound_traces_are_right_and_some_are_checked():
     rng = np.random.default_rng(2)
     checked = 0
     for _ in range(300):
-        terms = sums.draw_terms(4, Pool.WARM_START, rng)
+        terms = sums.draw_terms(4, pools.Pool.WARM_START, rng)
         thinking, _, answer = sums.write_trace(terms, SOUND, rng).partition("\n</think>\n")
         assert answer == f"\\boxed{{{sum(terms)}}}"
         lines = thinking.split("\n")
@@ -120,7 +119,7 @@ def test_faults_are_what_they_are_called():
     none = dict.fromkeys(("guessed", "slipped", "malformed"), 0.0)
     mixes = {fault: sums.TraceMix(**none | {fault: 1.0}) for fault in none}
     for _ in range(100):
-        terms = sums.draw_terms(3, Pool.WARM_START, rng)
+        terms = sums.draw_terms(3, pools.Pool.WARM_START, rng)
         assert sums.write_trace(terms, mixes["guessed"], rng) == f"</think>\n\\boxed{{{sum(terms)}}}"
         slipped = sums.write_trace(terms, mixes["slipped"], rng)
         assert re.fullmatch(r"[^<]+\n</think>\n\\boxed\{-?\d+\}", slipped)
@@ -130,8 +129,8 @@ def test_faults_are_what_they_are_called():
 
 def test_shares_say_how_many_questions_each_level_has():
     # 10 in the proportion 1:2:4 is 1.43, 2.86, 5.71: whole parts 1, 2, 5, the two left go to .86 and .71.
-    assert share_out(10, (1.0, 2.0, 4.0)) == [1, 3, 6]
-    assert share_out(8, (1.0, 1.0, 1.0)) == [3, 3, 2]
+    assert pools.share_out(10, (1.0, 2.0, 4.0)) == [1, 3, 6]
+    assert pools.share_out(8, (1.0, 1.0, 1.0)) == [3, 3, 2]
     split = sums.make_arithmetic(
         ArithmeticSettings(num_train=10, num_heldout=7, levels=(2, 3, 4), shares=(1.0, 2.0, 4.0))
     )

@@ -9,20 +9,15 @@ import numpy as np
 import pytest
 from question_sources import question as asked_of
 
-from exgrpo_cli.base.data import tables
-from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.reporter import SilentReporter
-from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.config.names import section_of_made
+from exgrpo_cli.base import data, errors, reporter
+from exgrpo_cli.config import layers, names
 from exgrpo_cli.config.sections.data import ArithmeticSettings, CountdownSettings, ModularSettings, WordProblemSettings
 from exgrpo_cli.grading.verifiers import grade_countdown, read_metadata, sum_asked, valid_trace
 from exgrpo_cli.models.tiny import RECIPES, draw_example
-from exgrpo_cli.questions.made import countdown, make_split
-from exgrpo_cli.questions.made.pools import Pool
-from exgrpo_cli.questions.made.sums import TraceMix, write_trace
+from exgrpo_cli.questions.made import countdown, make_split, pools, sums
 from exgrpo_cli.training.questions import load_questions
 
-CASES = tables(__file__, "cases.toml")
+CASES = data.tables(__file__, "cases.toml")
 SIZES = {"num_train": 60, "num_heldout": 20}
 SMALL = {
     "arithmetic": ArithmeticSettings(**SIZES, levels=(1, 2, 3)),
@@ -30,11 +25,11 @@ SMALL = {
     "modular": ModularSettings(**SIZES),
     "word-problems": WordProblemSettings(**SIZES),
 }
-SOUND = TraceMix(guessed=0.0, slipped=0.0, malformed=0.0, checked=0.0)
+SOUND = sums.TraceMix(guessed=0.0, slipped=0.0, malformed=0.0, checked=0.0)
 
 
 def split_of(source, settings=None):
-    return make_split(source, SimpleNamespace(**{section_of_made(source): settings or SMALL[source]}))
+    return make_split(source, SimpleNamespace(**{names.section_of_made(source): settings or SMALL[source]}))
 
 
 def prompts(*parts):
@@ -84,7 +79,7 @@ def test_an_attempt_is_written_line_by_line_and_as_one_expression():
 
 def test_a_search_misses_before_it_meets_the_target():
     rng = np.random.default_rng(3)
-    solution = countdown.draw_solved(4, Pool.WARM_START, rng)
+    solution = countdown.draw_solved(4, pools.Pool.WARM_START, rng)
     for _ in range(20):
         *missed, found = countdown.write_search(solution, 2, rng).split("\nno\n")
         assert found.splitlines() == solution.lines() and len(missed) <= 2
@@ -129,26 +124,26 @@ def test_sound_traces_of_the_warm_start_are_valid_and_faults_are_not():
     rng = np.random.default_rng(0)
     for question in split_of("modular").train:
         terms = tuple(read_metadata(question.metadata)["terms"])
-        assert valid_trace(question, write_trace(terms, SOUND, rng, 5))
-        guessed = write_trace(terms, TraceMix(guessed=1.0, slipped=0.0, malformed=0.0), rng, 5)
+        assert valid_trace(question, sums.write_trace(terms, SOUND, rng, 5))
+        guessed = sums.write_trace(terms, sums.TraceMix(guessed=1.0, slipped=0.0, malformed=0.0), rng, 5)
         assert guessed.endswith(f"\\boxed{{{question.answer}}}") and not valid_trace(question, guessed)
     for question in split_of("arithmetic").train:
         terms = sum_asked(question).terms
-        assert valid_trace(question, write_trace(terms, replace(SOUND, checked=0.5, double=0.3, swapped=0.3), rng))
-        slipped = write_trace(terms, TraceMix(guessed=0.0, slipped=1.0, malformed=0.0), rng)
+        assert valid_trace(question, sums.write_trace(terms, replace(SOUND, checked=0.5, double=0.3, swapped=0.3), rng))
+        slipped = sums.write_trace(terms, sums.TraceMix(guessed=0.0, slipped=1.0, malformed=0.0), rng)
         assert not valid_trace(question, slipped)
 
 
 @pytest.mark.parametrize("source", ["countdown", "modular"])
 def test_start_and_held_out_questions_follow_the_source(source):
     sizes = [f"{source}.num_train=16", f"{source}.num_heldout=8"]
-    config = build_config(assignments=[f"data.train={source}", *sizes])
+    config = layers.build_config(assignments=[f"data.train={source}", *sizes])
     assert (config.data.heldout, config.data.heldout_name, config.tiny.task) == ("auto", source, source)
-    questions = load_questions(config, SilentReporter())
+    questions = load_questions(config, reporter.SilentReporter())
     assert (len(questions.train), len(questions.heldout)) == (16, 8)
     assert all(json.loads(question.metadata) for question in questions.train)
     # Whoever wants another start says so.
-    assert build_config(assignments=[f"data.train={source}", "tiny.task=arithmetic"]).tiny.task == "arithmetic"
+    assert layers.build_config(assignments=[f"data.train={source}", "tiny.task=arithmetic"]).tiny.task == "arithmetic"
 
 
 @pytest.mark.parametrize(
@@ -165,8 +160,8 @@ def test_start_and_held_out_questions_follow_the_source(source):
     ],
 )
 def test_what_cannot_be_made_is_refused_in_one_line(settings, message):
-    with pytest.raises(InputError, match=message):
-        make_split("modular", build_config(assignments=settings))
+    with pytest.raises(errors.InputError, match=message):
+        make_split("modular", layers.build_config(assignments=settings))
 
 
 @pytest.mark.parametrize("num_heldout", [20, pytest.param(200, marks=pytest.mark.slow)])

@@ -9,17 +9,14 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from exgrpo_cli.base import files, reporter
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import read_json_lines, write_manifest
-from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.runs.folder import RunFolder, find_changes, note_checksums, require_model
 from exgrpo_cli.runs.result import read_result
-from exgrpo_cli.training.checkpoint import find_resume_point
+from exgrpo_cli.training import checkpoint, setup, start
 from exgrpo_cli.training.run import train
-from exgrpo_cli.training.setup import begin_writing
-from exgrpo_cli.training.start import is_finished, resumed_config
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +24,7 @@ def cut_run(small_config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six steps with checkpoints of steps 2, 4 and 6, made to look as if it had been killed at the end of step 6."""
     run = tmp_path_factory.mktemp("runs") / "cut"
     config = small_config("run.save_every=2", "run.keep_checkpoints=0", "replay.start_threshold=0")
-    train(config, run, reporter=SilentReporter())
+    train(config, run, reporter=reporter.SilentReporter())
     (run / "summary.json").unlink()
     return run
 
@@ -43,7 +40,7 @@ def contents(run: Path) -> dict[str, bytes]:
 
 
 def point_of(run: Path):
-    return find_resume_point(RunFolder(run), resumed_config(run))
+    return checkpoint.find_resume_point(RunFolder(run), start.resumed_config(run))
 
 
 def flip(path: Path) -> None:
@@ -100,7 +97,7 @@ def emptied(run: Path) -> None:
 
 def other_state(run: Path) -> None:
     (run / "checkpoints" / "step-000006" / "state.json").write_text('{"state": {"step": "6"}, "stream": []}')
-    write_manifest(run / "checkpoints" / "step-000006")
+    files.write_manifest(run / "checkpoints" / "step-000006")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +121,7 @@ def test_what_is_out_of_place_is_named_and_the_run_goes_on(run: Path, damage, go
     point = point_of(run)
     assert point.step == goes_on_from
     assert re.search(said, "; ".join(point.notes)) and bool(said) == bool(point.notes)
-    begin_writing(resumed_config(run), RunFolder(run), point, validates_again=True)
+    setup.begin_writing(start.resumed_config(run), RunFolder(run), point, validates_again=True)
     assert (run / "samples").is_dir()
     assert not point.lost or find_changes(run)
 
@@ -150,7 +147,7 @@ def test_a_run_goes_on_from_the_older_checkpoint_as_if_it_had_been_the_newest(ru
     assert again["model/model.safetensors"] == whole["model/model.safetensors"]
     assert (run / "checkpoints" / "step-000006.damaged").is_dir() and (run / NEWEST / "manifest.json").is_file()
     assert LedgerReader(run / "replay").scores().equals(LedgerReader(cut_run / "replay").scores())
-    assert is_finished(run)
+    assert start.is_finished(run)
 
 
 def test_a_damaged_part_of_the_ledger_leads_to_the_checkpoint_before_it(run: Path) -> None:
@@ -225,7 +222,7 @@ def test_a_run_that_cannot_go_on_is_refused_and_left_as_it_is(run, damage, messa
     damage(run)
     before = contents(run)
     with pytest.raises(InputError, match=message):
-        train(resumed_config(run), run, resume=True, reporter=SilentReporter())
+        train(start.resumed_config(run), run, resume=True, reporter=reporter.SilentReporter())
     assert exgrpo(["train", "--resume", "--output", str(run), "--dry-run"]) == 2
     assert re.search(message, capsys.readouterr().err)
     assert contents(run) == before
@@ -261,13 +258,13 @@ def test_a_finished_run_is_refused_before_anything_is_written(run: Path) -> None
         journal.write('{"step": 7, "to')
     before = contents(run)
     with pytest.raises(InputError, match=r"has finished its 6 steps: raise --steps to go on"):
-        train(resumed_config(run), run, resume=True, reporter=SilentReporter())
+        train(start.resumed_config(run), run, resume=True, reporter=reporter.SilentReporter())
     assert contents(run) == before
 
 
 def test_a_run_stopped_before_its_first_checkpoint_begins_anew(run: Path) -> None:
     lose_checkpoints(run)
-    rows = list(read_json_lines(run / "metrics.jsonl"))
+    rows = list(files.read_json_lines(run / "metrics.jsonl"))
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
     note_checksums(run)
     assert point_of(run).step is None
@@ -277,10 +274,10 @@ def test_a_run_stopped_before_its_first_checkpoint_begins_anew(run: Path) -> Non
 def test_what_was_damaged_before_it_was_described_is_named(run: Path, name: str) -> None:
     path = run / NEWEST / "policy" / name
     path.write_bytes(path.read_bytes()[:30])
-    write_manifest(run / NEWEST)
+    files.write_manifest(run / NEWEST)
     before = contents(run)
     with pytest.raises(InputError, match=rf"policy/{name} cannot be read \(.*\): restore it from a copy, or remove"):
-        train(resumed_config(run), run, resume=True, reporter=SilentReporter())
+        train(start.resumed_config(run), run, resume=True, reporter=reporter.SilentReporter())
     assert contents(run) == before
 
 
@@ -295,6 +292,6 @@ def test_what_killed_processes_left_is_swept(run: Path, cut_run: Path) -> None:
     ):
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_text("half")
-    train(resumed_config(run), run, resume=True, reporter=SilentReporter())
+    train(start.resumed_config(run), run, resume=True, reporter=reporter.SilentReporter())
     assert list(run.rglob(".*partial*")) == []
     assert (run / "validations.jsonl").read_bytes() == (cut_run / "validations.jsonl").read_bytes()

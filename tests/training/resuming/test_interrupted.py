@@ -8,15 +8,12 @@ from pathlib import Path
 import pytest
 from run_leaves import assert_same_run, killed, metrics, train_and_die, wait_for_step
 
-from exgrpo_cli.base import files
-from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.reporter import SilentReporter
+from exgrpo_cli.base import errors, files, reporter
 from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.runs.folder import RunFolder
-from exgrpo_cli.training import questions, run, setup
+from exgrpo_cli.training import questions, run, setup, start
 from exgrpo_cli.training.run import train
-from exgrpo_cli.training.start import resumed_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 
@@ -81,9 +78,9 @@ def test_a_checkpoint_that_the_disk_refuses_stops_the_run_in_one_line(small_conf
 def test_a_run_goes_on_when_steps_are_raised(small_config, tmp_path: Path) -> None:
     """With a constant schedule, 4 steps and then 2 more are the same as 6 at once."""
     constant = ("optim.schedule=constant", "optim.learning_rate=1e-4")
-    train(small_config(*constant, "run.steps=4"), tmp_path / "cut", reporter=SilentReporter())
-    train(small_config(*constant, "run.steps=6"), tmp_path / "cut", resume=True, reporter=SilentReporter())
-    train(small_config(*constant, "run.steps=6"), tmp_path / "whole", reporter=SilentReporter())
+    train(small_config(*constant, "run.steps=4"), tmp_path / "cut", reporter=reporter.SilentReporter())
+    train(small_config(*constant, "run.steps=6"), tmp_path / "cut", resume=True, reporter=reporter.SilentReporter())
+    train(small_config(*constant, "run.steps=6"), tmp_path / "whole", reporter=reporter.SilentReporter())
     assert_same_run(tmp_path / "cut", tmp_path / "whole")
 
 
@@ -93,8 +90,8 @@ def test_two_processes_cannot_train_in_one_folder(small_config, tmp_path: Path) 
     process = start_training(small_config("run.steps=200"), run, tmp_path)
     try:
         wait_for_step(run, 1, process)
-        with pytest.raises(InputError, match="another process is training"):
-            train(small_config("run.steps=200"), run, resume=True, reporter=SilentReporter())
+        with pytest.raises(errors.InputError, match="another process is training"):
+            train(small_config("run.steps=200"), run, resume=True, reporter=reporter.SilentReporter())
     finally:
         process.kill()
         process.communicate()
@@ -124,8 +121,8 @@ def test_a_run_killed_while_its_configuration_is_written_can_be_started_again(sm
     config, path = small_config(), tmp_path / "run"
     train_and_die(NEW["while config.toml is written"], path, config)
     assert len(left_half_written(path)) == 1
-    with pytest.raises(InputError, match=r"it has no config.toml; start without --resume"):
-        resumed_config(path)
+    with pytest.raises(errors.InputError, match=r"it has no config.toml; start without --resume"):
+        start.resumed_config(path)
     again = RunFolder.create(path)
     assert left_half_written(again.path) == [] and not (path / "environment.json").exists()
 
@@ -134,18 +131,18 @@ def test_a_run_killed_while_its_configuration_is_written_can_be_started_again(sm
 def test_a_run_killed_at_every_point_of_its_set_up_ends_as_if_it_had_not_been(small_config, tmp_path: Path) -> None:
     config = small_config("run.steps=3", "run.save_every=2", "replay.start_threshold=0")
     whole, path = tmp_path / "whole", tmp_path / "run"
-    train(config, whole, reporter=SilentReporter())
+    train(config, whole, reporter=reporter.SilentReporter())
     for install in NEW.values():
         train_and_die(install, path, config)
-        with pytest.raises(InputError, match=r"start without --resume"):
-            resumed_config(path)
+        with pytest.raises(errors.InputError, match=r"start without --resume"):
+            start.resumed_config(path)
         RunFolder.check_new(path)
     train_and_die(BEGUN["before its first step"], path, config)
     for install in BEGUN.values():
-        with pytest.raises(InputError, match=r"or `exgrpo train --resume --output"):
+        with pytest.raises(errors.InputError, match=r"or `exgrpo train --resume --output"):
             RunFolder.check_new(path)
         train_and_die(install, path)
     assert left_half_written(path)
-    train(resumed_config(path), path, resume=True, reporter=SilentReporter())
+    train(start.resumed_config(path), path, resume=True, reporter=reporter.SilentReporter())
     assert_same_run(path, whole)
     assert left_half_written(path) == []

@@ -6,11 +6,9 @@ import os
 import pytest
 
 import exgrpo_cli.show.report
-from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import write_json
+from exgrpo_cli.base import errors, files
 from exgrpo_cli.commands import run as exgrpo
-from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.config.settings import to_toml
+from exgrpo_cli.config import layers, settings
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.training.start import is_finished, newest_unfinished, resumed_config
 
@@ -20,13 +18,13 @@ def run_folder(tmp_path):
     """A run of 150 steps of grpo whose linear decay ends at step 150."""
     folder = tmp_path / "runs" / "first"
     folder.mkdir(parents=True)
-    config = build_config(method="grpo", assignments=["optim.horizon=150", "run.seed=3"])
-    (folder / "config.toml").write_text(to_toml(config))
+    config = layers.build_config(method="grpo", assignments=["optim.horizon=150", "run.seed=3"])
+    (folder / "config.toml").write_text(settings.to_toml(config))
     return folder
 
 
 def test_the_runs_own_configuration_is_used(run_folder):
-    assert resumed_config(run_folder) == build_config(config_file=run_folder / "config.toml")
+    assert resumed_config(run_folder) == layers.build_config(config_file=run_folder / "config.toml")
     assert resumed_config(run_folder).run.method == "grpo"
 
 
@@ -43,8 +41,8 @@ def test_steps_may_be_raised_and_the_decay_keeps_its_horizon(run_folder):
 @pytest.mark.parametrize(("nproc", "threads"), [(1, 6), (2, 6), (4, 3), (16, 1)])
 def test_another_number_of_ranks_shares_the_threads(run_folder, nproc, threads):
     """Two ranks of 6 threads each: twelve threads in all are the most there may be, and fewer ranks keep theirs."""
-    own = build_config(method="grpo", assignments=["run.nproc=2", "run.threads=6"])
-    (run_folder / "config.toml").write_text(to_toml(own))
+    own = layers.build_config(method="grpo", assignments=["run.nproc=2", "run.threads=6"])
+    (run_folder / "config.toml").write_text(settings.to_toml(own))
     config = resumed_config(run_folder, options={"run": {"nproc": nproc}})
     assert (config.run.nproc, config.run.threads) == (nproc, threads)
 
@@ -65,7 +63,7 @@ def test_options_that_repeat_the_configuration_are_accepted(run_folder):
     ],
 )
 def test_what_would_change_the_run_is_refused(run_folder, arguments, message):
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(errors.InputError) as caught:
         resumed_config(run_folder, **arguments)
     assert message in str(caught.value)
 
@@ -101,13 +99,13 @@ def test_the_newest_unfinished_run_is_the_one_written_to_last(run_folder):
 def test_a_run_stopped_while_its_page_was_written_gets_it_on_resume(tmp_path, monkeypatch, capsys):
     """And says how, when it is stopped; with its page it has finished."""
     run, report = RunFolder.create(tmp_path / "run"), exgrpo_cli.show.report.write_report
-    run.config.write_text(to_toml(build_config(assignments=["run.steps=2"])))
+    run.config.write_text(settings.to_toml(layers.build_config(assignments=["run.steps=2"])))
     for step in (1, 2):
         run.append_metrics({"step": step, "phase": "mixed"})
     counts = dict.fromkeys(("questions", "trajectories", "retired", "used"), 0)
     summary = {"steps": 2, "finished": "steps reached", "method": "exgrpo", "backbone": "tiny", "seed": 0}
     summary |= {"heldout": {"set": "", "before": {}, "after": {}}, "tokens": {"generated": 1, "trained": 1}}
-    write_json(run.summary, summary | {"wall_seconds": {"total": 1.0}, "peak_memory_bytes": 1, "replay": counts})
+    files.write_json(run.summary, summary | {"wall_seconds": {"total": 1.0}, "peak_memory_bytes": 1, "replay": counts})
 
     def interrupted(*given):
         raise KeyboardInterrupt

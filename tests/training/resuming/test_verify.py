@@ -12,24 +12,18 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from exgrpo_cli.base import files
-from exgrpo_cli.base.data import tables
-from exgrpo_cli.base.errors import Interrupted
-from exgrpo_cli.base.reporter import SilentReporter
+from exgrpo_cli.base import data, errors, files, reporter
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.ledger import reader, writer
 from exgrpo_cli.publishing.contents import packed
-from exgrpo_cli.runs.folder import note_checksums
-from exgrpo_cli.runs.result import verdict_of
-from exgrpo_cli.studies.output import report_study
-from exgrpo_cli.studies.study import read_study
-from exgrpo_cli.training import verify
+from exgrpo_cli.runs import folder, result
+from exgrpo_cli.studies import output, study
+from exgrpo_cli.training import start, verify
 from exgrpo_cli.training.run import train
-from exgrpo_cli.training.start import resumed_config
 
 STEPS = 3
 REPEAT = verify.repeat
-CASES = tables(__file__, "forgeries.toml")
+CASES = data.tables(__file__, "forgeries.toml")
 FORGERIES = [(what, *place.split()) for what, places in CASES["values"].items() for place in places]
 SETTINGS = {
     "seed = 0\nsteps": "seed = 1\nsteps",
@@ -44,7 +38,7 @@ def honest(small_config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three steps with one checkpoint, of the last."""
     run = tmp_path_factory.mktemp("runs") / "honest"
     settings = ("replay.start_threshold=0", f"run.steps={STEPS}", "rollout.questions_per_step=6")
-    train(small_config(*settings), run, reporter=SilentReporter())
+    train(small_config(*settings), run, reporter=reporter.SilentReporter())
     return run
 
 
@@ -52,7 +46,7 @@ def honest(small_config, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def once(honest: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """The steps made again from the beginning once for all: nothing that is forged here is read for them."""
     if not (again := tmp_path_factory.getbasetemp() / "made-again").exists():
-        REPEAT(honest, again, resumed_config(honest), 0, STEPS)
+        REPEAT(honest, again, start.resumed_config(honest), 0, STEPS)
     monkeypatch.setattr(verify, "repeat", lambda run, place, *how: shutil.copytree(again, place))
 
 
@@ -117,7 +111,7 @@ def copied(honest: Path, run: Path) -> Path:
 def test_a_forged_value_is_named(honest, once, tmp_path, capsys, what: str, at: str, key: str) -> None:
     forge(run := copied(honest, tmp_path / "run"), what, int(at), key)
     files.write_manifest(run / "checkpoints/step-000003")
-    note_checksums(run, at_the_end=True)
+    folder.note_checksums(run, at_the_end=True)
     code, report = verified(run, capsys)
     assert code == 1 and report["exact"]
     assert len(report["differences"]) == 1 + (key == "config_hash")
@@ -143,9 +137,9 @@ def test_an_honest_run_comes_out_the_same_and_so_does_a_resumed_one(honest, smal
     assert (code, report["differences"], report["exact"], len(report["steps"])) == (0, [], True, 1)
     assert {path: path.stat().st_mtime_ns for path in honest.rglob("*")} == before
     config = small_config("replay.start_threshold=0", "run.steps=3", "run.keep_checkpoints=0")
-    with pytest.raises(Interrupted):
-        train(config, run := tmp_path / "run", reporter=SilentReporter(), time_limit=verify.StepLimit(left=2))
-    train(resumed_config(run), run, resume=True, reporter=SilentReporter())
+    with pytest.raises(errors.Interrupted):
+        train(config, run := tmp_path / "run", reporter=reporter.SilentReporter(), time_limit=verify.StepLimit(left=2))
+    train(start.resumed_config(run), run, resume=True, reporter=reporter.SilentReporter())
     # Steps 1 and 2 from the beginning, 3 from the checkpoint of step 2.
     assert exgrpo(["verify", str(run), "--steps", "3", "--quiet"]) == 0
     assert capsys.readouterr().out == f"no difference: steps 1, 2, 3 of {run}, for which 3 were made again\n"
@@ -182,8 +176,8 @@ def test_a_verdict_that_is_kept_goes_into_card_and_study_until_the_run_goes_on(h
     told = "steps 1, 2, 3 made again, to the bit: no differences"
     with packed(run, "me/run", ledger=False) as [model]:
         assert f"`exgrpo verify`: {told}.\n" in model.files["README.md"].read_text()
-    report_study(read_study(tmp_path / "study")[0])
+    output.report_study(study.read_study(tmp_path / "study")[0])
     assert f"`exgrpo verify`, exgrpo, seed 0: {told}." in (tmp_path / "study" / "report.md").read_text()
     with (run / "metrics.jsonl").open("a") as journal:
         journal.write("{}\n")
-    assert verdict_of(run) == ""
+    assert result.verdict_of(run) == ""

@@ -12,8 +12,7 @@ from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.engines.policy.policy import UpdateReport
 from exgrpo_cli.evaluation.sampling import Evaluation, QuestionRecord, Sample
 from exgrpo_cli.grading import GradingPool
-from exgrpo_cli.replay.by_question import effective_sample_share
-from exgrpo_cli.replay.place import Replayed
+from exgrpo_cli.replay import by_question, place
 from exgrpo_cli.replay.replace import whole_share
 from exgrpo_cli.runs.result import remarks
 from exgrpo_cli.training import metrics
@@ -63,9 +62,9 @@ def group(*verdicts: types.Verdict, replayed: bool = False) -> Group:
     )
 
 
-def stored_rows(*rewards: float) -> tuple[Replayed, ...]:
+def stored_rows(*rewards: float) -> tuple[place.Replayed, ...]:
     rows = [replace(trajectory(), reward=reward, correct=reward > 0) for reward in rewards]
-    return tuple(Replayed(trajectory=row, behaviour_logprobs=row.behaviour_logprobs) for row in rows)
+    return tuple(place.Replayed(trajectory=row, behaviour_logprobs=row.behaviour_logprobs) for row in rows)
 
 
 C, W = types.Verdict.CORRECT, types.Verdict.WRONG
@@ -188,7 +187,7 @@ def test_update_metrics_average_means_and_take_maxima_of_maxima() -> None:
 )
 def test_effective_sample_share_by_hand(past: float, now: tuple[float, float], share: float) -> None:
     found = types.TokenScores(logprobs=np.array(now, dtype=np.float32), entropies=np.zeros(2, dtype=np.float32))
-    assert effective_sample_share([trajectory(logprob=past)], [found]) == pytest.approx(share, abs=1e-6)
+    assert by_question.effective_sample_share([trajectory(logprob=past)], [found]) == pytest.approx(share, abs=1e-6)
 
 
 @pytest.mark.parametrize(("ratio", "questions", "expected"), [(0.5, 32, 16), (0.5, 5, 2), (0.29, 100, 29), (0.0, 8, 0)])

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 from run_leaves import Listener, metrics
 
+from exgrpo_cli.base import reporter, types
 from exgrpo_cli.base.errors import RunError
-from exgrpo_cli.base.reporter import SilentReporter
-from exgrpo_cli.base.types import TokenScores
-from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.config.settings import Config
+from exgrpo_cli.config import layers, settings
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.training.run import train
 from exgrpo_cli.training.start import resumed_config
@@ -123,7 +121,7 @@ def test_a_sync_that_never_came_stops_the_run(small_config, tmp_path: Path, monk
     """The hf engine shares the policy's weights, so that no log-prob shows it: the version does, after two updates."""
     monkeypatch.setattr(HFGenerator, "sync", lambda *arguments: None)
     with pytest.raises(RunError, match="sampled with version 0 of the weights, the policy has version 2: the rollout"):
-        train(small_config("data.heldout=none"), tmp_path / "run", reporter=SilentReporter())
+        train(small_config("data.heldout=none"), tmp_path / "run", reporter=reporter.SilentReporter())
     assert len(metrics(tmp_path / "run")) == 1
 
 
@@ -167,26 +165,26 @@ def test_a_gap_is_told_before_it_stops_a_run_which_goes_on_with_a_larger_bound(s
         train(config, run, reporter=listener)
     assert "step 1: log-probs of rollout engine and trainer differ by 0.0008 a token" in "".join(listener.notes)
     allowed = resumed_config(run, assignments=["rollout.max_logprob_gap=0.01"])
-    train(allowed, run, resume=True, reporter=SilentReporter())
+    train(allowed, run, resume=True, reporter=reporter.SilentReporter())
     assert len(metrics(run)) == 2
 
 
-def watched(config: Config, *gaps: float) -> list[int]:
+def watched(config: settings.Config, *gaps: float) -> list[int]:
     """How much is told after each step of these gaps, at an entropy of 1."""
     parts, state = SimpleNamespace(config=config), RunState()
-    found = [TokenScores(logprobs=np.zeros(3, np.float32), entropies=np.ones(3, np.float32))]
+    found = [types.TokenScores(logprobs=np.zeros(3, np.float32), entropies=np.ones(3, np.float32))]
     return [len(watch_gap(parts, state, {"policy/logprob_gap_mean": gap}, found)) for gap in gaps]
 
 
 def test_a_gap_is_told_again_once_it_has_grown_by_a_quarter() -> None:
     """7.2e-4 is told, 8e-4 is not (1.11 times), 9.5e-4 is (1.32 times)."""
-    assert watched(build_config(), 1e-4, 7.2e-4, 7.2e-4, 8e-4, 1e-4, 9.5e-4, 9.6e-4) == [0, 1, 0, 0, 0, 1, 0]
+    assert watched(layers.build_config(), 1e-4, 7.2e-4, 7.2e-4, 8e-4, 1e-4, 9.5e-4, 9.6e-4) == [0, 1, 0, 0, 0, 1, 0]
 
 
 @pytest.mark.parametrize("narrow", ["backbone.dtype", "optim.matmul_dtype"])
 def test_the_first_three_steps_of_a_run_in_bfloat16_bound_the_others(narrow: str) -> None:
     """Gaps of 0.06 allow twice that, and those that come later no more."""
-    config, gaps = build_config(assignments=[f"{narrow}=bfloat16"]), (0.06,) * 3 + (0.11,) * 9
+    config, gaps = layers.build_config(assignments=[f"{narrow}=bfloat16"]), (0.06,) * 3 + (0.11,) * 9
     watched(config, *gaps)
     with pytest.raises(RunError, match=r"by 0\.13 a token, bound 0\.12 in bfloat16"):
         watched(config, *gaps, 0.13)

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 from run_leaves import killed, metrics, train_and_die
 
-from exgrpo_cli.base.errors import InputError, RunError
-from exgrpo_cli.base.reporter import SilentReporter
+from exgrpo_cli.base import errors, reporter
 from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.engines.hf.generator import HFGenerator
-from exgrpo_cli.machine.settle import settle
-from exgrpo_cli.machine.survey import survey_machine
+from exgrpo_cli.machine import settle, survey
 from exgrpo_cli.studies.worker import asked_config
 from exgrpo_cli.training import run as training
 from exgrpo_cli.training.run import train
@@ -29,7 +27,7 @@ def test_the_samplers_scores_are_those_of_a_pass(small_config: Callable[..., Con
     lines = []
     for source in ("trainer", "sampler"):
         config = small_config(*SHORT, f"rollout.logprobs={source}")
-        train(config, tmp_path / source, reporter=SilentReporter())
+        train(config, tmp_path / source, reporter=reporter.SilentReporter())
         lines.append(metrics(tmp_path / source))
     (passed, _), (own, later) = lines
     assert own["tokens/generated"] == passed["tokens/generated"] and own["verdict/correct"] == passed["verdict/correct"]
@@ -54,8 +52,8 @@ def test_a_sampler_that_computes_otherwise_is_found(name, what, small_config, tm
         return [[replace(each, **{name: getattr(each, name) - 0.01}) for each in group] for group in groups]
 
     monkeypatch.setattr(HFGenerator, "generate", shifted)
-    with pytest.raises(RunError, match=rf"{what} differ from the trainer's by 0\.01 a token, bound 0\.001"):
-        train(small_config(*SHORT), tmp_path / "run", reporter=SilentReporter())
+    with pytest.raises(errors.RunError, match=rf"{what} differ from the trainer's by 0\.01 a token, bound 0\.001"):
+        train(small_config(*SHORT), tmp_path / "run", reporter=reporter.SilentReporter())
 
 
 @pytest.mark.parametrize("count", [1, 7, 16, 100, 256])
@@ -73,7 +71,7 @@ def test_a_run_goes_on_with_the_log_probs_it_began_with(small_config: Callable[.
     train_and_die(killed(training, "run_step", when=lambda parts, state, step, clock: step == 2), path, config)
     settings = tmp_path / "asked.toml"
     settings.write_text(to_toml(replace(config, rollout=replace(config.rollout, logprobs="auto"))))
-    train(asked_config(settings, path, resume=True), path, resume=True, reporter=SilentReporter())
+    train(asked_config(settings, path, resume=True), path, resume=True, reporter=reporter.SilentReporter())
     first, second = metrics(path)
     assert (first["step"], second["step"]) == (1, 2)
     assert all(line["tokens/scored"] >= line["tokens/generated"] for line in (first, second))
@@ -91,9 +89,9 @@ def test_a_run_goes_on_with_the_log_probs_it_began_with(small_config: Callable[.
 )
 def test_the_sampler_stands_for_the_trainer_where_both_compute_alike(settings, source, small_config) -> None:
     """The same weights in float32; `config.toml` names the choice."""
-    assert settle(small_config(*settings), survey_machine())[0].rollout.logprobs == source
+    assert settle.settle(small_config(*settings), survey.survey_machine())[0].rollout.logprobs == source
 
 
 def test_only_an_engine_that_tells_entropies_can_stand_for_the_trainer(small_config: Callable[..., Config]) -> None:
-    with pytest.raises(InputError, match=r"rollout.logprobs = 'sampler' contradicts rollout.engine = 'vllm'"):
+    with pytest.raises(errors.InputError, match=r"rollout.logprobs = 'sampler' contradicts rollout.engine = 'vllm'"):
         small_config("rollout.logprobs=sampler", "rollout.engine=vllm")
