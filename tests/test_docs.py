@@ -55,8 +55,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_reading_the_ledger(run: Path) -> None:
     seen: dict[str, object] = {}
-    code = "\n".join(blocks("ledger.md", "python")).replace("STEP = 40", "STEP = 9")
-    exec(code, seen)
+    exec("\n".join(blocks("ledger.md", "python")).replace("STEP = 40", "STEP = 9"), seen)
     reader = LedgerReader(run / "replay")
     assert seen["trajectories"].equals(reader.trajectories().to_pandas())
     assert seen["bodies"].column("trajectory_id").to_pylist() == list(range(len(reader.trajectories())))
@@ -113,8 +112,7 @@ def test_the_worked_example_draws_and_chooses(my_replay: Path, tmp_path: Path, s
 def test_the_page_on_architecture_names_files_that_are_there():
     text = (DOCS / "architecture.md").read_text()
     named = set(re.findall(r"`((?:exgrpo_cli|commands|presets|tests|docs|benchmarks|\.ci)/[\w/.-]*)`", text))
-    assert len(named) > 30
-    assert sorted(name for name in named if not (DOCS.parent / name).exists()) == []
+    assert len(named) > 30 and sorted(name for name in named if not (DOCS.parent / name).exists()) == []
 
 
 HOW_TO = (
@@ -138,8 +136,7 @@ def test_how_a_page_reads_is_measured():
     """Worked by hand: of eleven sentences the second longest has three words, one of them code."""
     early = "# A head of many words that is none\n\nAbout 3.5 and [4](x.md) of Python 3.11.\n\n"
     other = "| a | 1.5 |\n|---|---|\n\n```sh\nexgrpo train --steps 7.5\n```\n\n"
-    page = f"{early}{other}{'One two. ' * 8}\n\n- Three `more words`.\n- One.\n"
-    found = measures(page)
+    found = measures(f"{early}{other}{'One two. ' * 8}\n\n- Three `more words`.\n- One.\n")
     assert (found.lines, found.early_numbers, found.early_decimals, found.long_sentence) == (15, 2, 1, 2)
 
 

@@ -49,8 +49,7 @@ def test_one_version_everywhere():
     assert exgrpo_cli.__version__ == version
     assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text()
     newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
-    assert newest is not None
-    assert newest[1] == version
+    assert newest is not None and newest[1] == version
 
 
 def test_the_constraints_pin_every_requirement_inside_its_range():

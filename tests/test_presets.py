@@ -115,8 +115,7 @@ def test_published_backbones_carry_the_published_settings(backbone):
     assert config.data.train == "Elliott/Openr1-Math-46k-8192"
     assert (config.validation.every, config.validation.temperature, config.run.save_every) == (10, 0.6, 50)
     assert config.run.steps == (700 if backbone == "qwen-math-7b" else 500)
-    llama = backbone.startswith("llama")
-    assert config.replay.start_threshold == (0.0 if llama else 0.35)
+    assert config.replay.start_threshold == (0.0 if backbone.startswith("llama") else 0.35)
     assert config.data.template == ("step-by-step" if backbone == "llama-8b" else "thought-solution")
     raised = (40000.0, 16384) if "math" in backbone or backbone == "luffy-7b" else (0.0, 0)
     assert (config.backbone.rope_theta, config.backbone.max_position_embeddings) == raised
@@ -136,14 +135,12 @@ def test_precedence_from_defaults_to_assignments(tmp_path):
     # lr: settings 1e-6 < tiny preset 3e-4; ratio: settings 0.5 < method 0.25 < file 0.3 < option 0.4 < --set 0.45.
     file = tmp_path / "mine.toml"
     file.write_text("[replay]\nratio = 0.3\n")
-    assert build_config().optim.learning_rate == 3e-4
-    assert build_config().replay.ratio == 0.5
+    assert build_config().optim.learning_rate == 3e-4 and build_config().replay.ratio == 0.5
     assert build_config(method="rho-0.25").replay.ratio == 0.25
     assert build_config(method="rho-0.25", config_file=file).replay.ratio == 0.3
     options = {"replay": {"ratio": 0.4}}
     assert build_config(method="rho-0.25", config_file=file, options=options).replay.ratio == 0.4
-    everything = build_config(config_file=file, options=options, assignments=["replay.ratio=0.45"])
-    assert everything.replay.ratio == 0.45
+    assert build_config(config_file=file, options=options, assignments=["replay.ratio=0.45"]).replay.ratio == 0.45
 
 
 def test_a_model_of_ones_own_is_named_after_its_last_path_part(tmp_path, monkeypatch):

@@ -72,8 +72,7 @@ def nav_pages(entries: list) -> list[str]:
 
 def test_every_page_is_on_the_first_page_and_in_the_navigation() -> None:
     names = [page.relative_to(DOCS).as_posix() for page in PAGES]
-    navigation = nav_pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
-    assert sorted(navigation) == names
+    assert sorted(nav_pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])) == names
     linked = set(re.findall(r"\]\(([^)#\s]+\.md)\)", (DOCS / "README.md").read_text()))
     assert linked | {"README.md"} == set(names)
     # By what a reader wants; the tutorial is read first.

@@ -63,8 +63,7 @@ def test_the_order_comes_from_the_generator() -> None:
 
 
 def test_fewer_groups_than_minibatches_leaves_none_empty() -> None:
-    assert [len(batch.rows) for batch in split(groups_of(2, 0), 4)] == [4, 4]
-    assert split([], 4) == []
+    assert [len(batch.rows) for batch in split(groups_of(2, 0), 4)] == [4, 4] and split([], 4) == []
 
 
 def test_micro_batches_by_hand() -> None:
@@ -76,8 +75,7 @@ def test_micro_batches_by_hand() -> None:
     # A budget of 20 holds two rows of 10.
     assert cut([4, 10, 9, 10, 4], 20) == [[1, 3], [2], [0, 4]]
     # Rows beyond the budget stand alone.
-    assert cut([50, 60, 5], 20) == [[1], [0], [2]]
-    assert cut([], 20) == []
+    assert cut([50, 60, 5], 20) == [[1], [0], [2]] and cut([], 20) == []
     # 20 + 10 tokens: 25 % padding, but a second pass over the model would cost more than 10 pad tokens.
     assert cut([20, 10], 1000, small=512) == [[0, 1]]
 
@@ -105,9 +103,7 @@ def test_packed_batches_by_hand() -> None:
     assert packed_batches(rows, 17) == [[0, 2], [1, 3]] == packed_batches(rows, 9)
     # With room for 8, the second row of prompt 1 needs its prompt again: 4 + 3. Rows of 9 inputs stand alone.
     assert packed_batches(rows, 8) == [[0], [2], [1], [3]]
-    assert packed_batches(rows, 1) == [[0], [2], [1], [3]]
-    assert packed_batches([], 8) == []
+    assert packed_batches(rows, 1) == [[0], [2], [1], [3]] and packed_batches([], 8) == []
     # A prompt that is the shared beginning alone, with a response of one token, adds no input.
     alike = [replace(row, prompt_ids=np.arange(40 + row.prompt_ids[0], dtype=np.int32)) for row in (rows[3], rows[0])]
-    shortest = replace(rows[3], prompt_ids=np.arange(40, dtype=np.int32))
-    assert packed_batches([shortest, *alike], 50) == [[0, 1, 2]]
+    assert packed_batches([replace(rows[3], prompt_ids=np.arange(40, dtype=np.int32)), *alike], 50) == [[0, 1, 2]]

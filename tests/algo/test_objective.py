@@ -92,8 +92,7 @@ def test_shaping_survives_ratios_where_the_quotient_is_nan() -> None:
     log_ratio = torch.tensor([200.0, -200.0], requires_grad=True)
     assert (log_ratio.exp() / (log_ratio.exp() + 0.1))[0].isnan()
     loss = objective.shaped_surrogate(log_ratio, torch.ones(2), 0.1)
-    assert loss.tolist() == [-1.0, 0.0]
-    assert gradient(loss.sum(), log_ratio).tolist() == [0.0, 0.0]
+    assert loss.tolist() == [-1.0, 0.0] and gradient(loss.sum(), log_ratio).tolist() == [0.0, 0.0]
 
 
 def example(*replayed: bool) -> tuple[Tensor, Tensor, objective.TokenTargets]:
@@ -141,8 +140,7 @@ def test_overflow_of_one_kind_does_not_reach_the_gradient_of_the_other() -> None
     # Log-ratios 0 (fresh), 500 (replayed: shaping saturates) and 500 (fresh, without advantage).
     targets = targets_of(torch.tensor([1.0, 1.0, 0.0]), torch.tensor([0.0, -500.0, -500.0]), False, True, False)
     loss = loss_of(logprobs, targets)
-    assert loss.item() == -2 / 4
-    assert gradient(loss, logprobs).tolist() == [-1 / 4, 0.0, 0.0]
+    assert loss.item() == -2 / 4 and gradient(loss, logprobs).tolist() == [-1 / 4, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("clip", [True, False])
@@ -235,8 +233,7 @@ def test_likelihood_moves_a_token_without_advantage_too() -> None:
 
 
 def test_shaping_off_is_the_older_name_of_raw() -> None:
-    assert ObjectiveSettings(shaping=False).surrogate == "raw"
-    assert ObjectiveSettings().surrogate == "shaped"
+    assert ObjectiveSettings(shaping=False).surrogate == "raw" and ObjectiveSettings().surrogate == "shaped"
 
 
 def test_diagnostics_by_hand() -> None:

@@ -55,8 +55,7 @@ def test_none_right_is_never_a_wider_interval_than_one_right(questions, samples)
         mirrored = ours.avg_at_k(samples - counts, samples, rng())
         assert (mirrored.low, mirrored.high) == pytest.approx((1 - score.high, 1 - score.low), abs=0.01)
         counts[position] = 1
-    assert widths[0] == pytest.approx(ours.wilson(0, questions)[1])
-    assert min(widths[1:]) >= widths[0] - 1e-12
+    assert widths[0] == pytest.approx(ours.wilson(0, questions)[1]) and min(widths[1:]) >= widths[0] - 1e-12
 
 
 def test_far_from_the_ends_the_interval_is_the_bootstraps():
@@ -97,8 +96,7 @@ def test_t_interval_by_hand():
 def test_pass_at_k_equals_the_share_of_subsets_with_a_success():
     n, k = 6, 3
     for c in range(n + 1):
-        outcomes = [1] * c + [0] * (n - c)
-        subsets = list(itertools.combinations(outcomes, k))
+        subsets = list(itertools.combinations([1] * c + [0] * (n - c), k))
         brute = sum(any(subset) for subset in subsets) / len(subsets)
         assert ours.pass_at_k_by_question(np.array([c]), n, k) == pytest.approx(brute)
     # 1 - C(4,3)/C(6,3) = 1 - 4/20 = 0.8, and 0: a mean of 0.4.
@@ -147,8 +145,7 @@ def test_paired_p_value_equals_the_enumerated_one():
     sums = [abs(np.dot(signs, d)) for signs in itertools.product((-1, 1), repeat=8)]
     exact = np.mean(np.array(sums) >= abs(d.sum()) - 1e-12)
     result = ours.compare_paired(first, second, rng(), resamples=200_000)
-    assert result.value == pytest.approx(d.mean())
-    assert result.p_value == pytest.approx(exact, abs=0.003)
+    assert result.value == pytest.approx(d.mean()) and result.p_value == pytest.approx(exact, abs=0.003)
 
 
 def test_pairing_removes_what_questions_share():
@@ -177,8 +174,7 @@ def test_models_that_differ_alike_on_every_question_get_an_interval_with_a_width
 def test_holm_by_hand():
     # Sorted 0.01, 0.02, 0.03, 0.5 times 4, 3, 2, 1: 0.04, 0.06, 0.06, 0.5; the third is raised to the second's.
     assert ours.holm([0.5, 0.01, 0.03, 0.02]) == pytest.approx([0.5, 0.04, 0.06, 0.06])
-    assert ours.holm([0.03]) == [0.03]
-    assert ours.holm([0.9, 0.8]) == [1.0, 1.0]
+    assert ours.holm([0.03]) == [0.03] and ours.holm([0.9, 0.8]) == [1.0, 1.0]
     assert ours.holm([]) == []
 
 

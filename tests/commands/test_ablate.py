@@ -37,8 +37,7 @@ def test_one_metric_is_twelve_runs(capsys, tmp_path):
     arms = ("ent:min", "ent:max", "random", "on-policy")
     assert [(each["arm"], each["seed"]) for each in plan["runs"]] == [(arm, seed) for seed in range(3) for arm in arms]
     assert plan["runs"][0]["folder"] == "studies/metric-ent/ent-min/seed-0"
-    assert {each["state"] for each in plan["runs"]} == {"new"}
-    assert plan == planned(capsys)
+    assert {each["state"] for each in plan["runs"]} == {"new"} and plan == planned(capsys)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -132,6 +131,5 @@ def test_an_interrupted_study_remembers_the_results_of_other_machines(capsys, tm
     assert run(["report", str(study), "--json"]) == 0
     capsys.readouterr()
     page = (study / "report.html").read_text()
-    assert "15 of 16 runs finished, 15 of them elsewhere" in page
-    assert page.count("finished elsewhere") == 15
+    assert "15 of 16 runs finished, 15 of them elsewhere" in page and page.count("finished elsewhere") == 15
     assert [each["seed"] for each in planned(capsys, *arguments[1:])["runs"] if each["state"] == "new"] == [207]

@@ -52,8 +52,7 @@ def test_the_default_run_works_here(here):
 
 def test_every_backbone_is_held_against_the_memory(here):
     fits = {each["name"]: each for each in here["backbones"]}
-    assert set(fits) == set(preset_names("backbones"))
-    assert fits["tiny"]["fits"] is True
+    assert set(fits) == set(preset_names("backbones")) and fits["tiny"]["fits"] is True
     assert all(each["fits"] == (each["peak_bytes"] <= here["machine"]["memory_bytes"]) for each in fits.values())
     # By the plan: one card of 24 GB needs the host's memory, eight of 80 GB are the published runs'.
     assert fits["qwen-math-1.5b"]["cards"] == {"24": "optim.offload=true", "48": "", "80": "", "8x80": ""}
@@ -116,8 +115,7 @@ def test_a_torch_that_cannot_be_loaded_fails_the_default_run(tmp_path):
     done = doctor(tmp_path, path=tmp_path)
     assert done.returncode == 1
     assert "problem: torch cannot be imported: OSError: libcudart.so.13: cannot open shared object file" in done.stdout
-    assert "exgrpo train with its defaults would not work" in done.stdout
-    assert "Traceback" not in done.stderr
+    assert "exgrpo train with its defaults would not work" in done.stdout and "Traceback" not in done.stderr
     told = doctor(tmp_path, "--smoke", "--json", path=tmp_path)
     assert (told.returncode, json.loads(told.stdout)["default_run_works"]) == (1, False)
 

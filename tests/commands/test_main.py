@@ -126,8 +126,7 @@ def failing() -> typer.Typer:
 def test_each_error_has_its_exit_code_and_one_line(failing, name, capsys):
     assert run([name], failing) == ERRORS[name][1]
     err = capsys.readouterr().err
-    assert len(err.splitlines()) == 1
-    assert err.startswith("exgrpo: ")
+    assert len(err.splitlines()) == 1 and err.startswith("exgrpo: ")
     expected = {"disk": "runs/x/metrics.jsonl: No space left on device", "ctrl-c": "interrupted"}
     assert expected.get(name, str(ERRORS[name][0]).split("\n")[0]) in err
     assert run([name, "--debug"], failing) == ERRORS[name][1]

@@ -90,8 +90,7 @@ def test_questions_of_a_benchmark_are_left_out_whatever_its_layout(folder, capsy
         (folder / path).write_text(json.dumps({"problem": f"What is {number} + 0?", "answer": "1"}))
     assert run(["prepare", *questions(folder, 1, 2, 3, 4), "--decontaminate", named, "--json"]) == 0
     said = capsys.readouterr()
-    assert json.loads(said.out)["counts"]["dropped"] == dropped
-    assert "reading files: 1/1" in said.err
+    assert json.loads(said.out)["counts"]["dropped"] == dropped and "reading files: 1/1" in said.err
 
 
 def test_ctrl_c_says_how_to_go_on(folder):

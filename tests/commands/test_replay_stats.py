@@ -133,8 +133,7 @@ def test_several_runs_are_set_side_by_side(runs: tuple[Path, Path], capsys: pyte
     assert "ent/seed-0" in out and "random/seed-0" in out
     assert err == ""
     assert exgrpo(["replay-stats", *map(str, runs), "--no-plots", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert list(told["runs"]) == ["ent/seed-0", "random/seed-0"]
+    assert list(json.loads(capsys.readouterr().out)["runs"]) == ["ent/seed-0", "random/seed-0"]
 
 
 def test_each_of_several_runs_has_its_own_folder_of_plots(runs: tuple[Path, Path], tmp_path: Path) -> None:
@@ -148,8 +147,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert exgrpo(["replay-stats", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.count("\n") == 1
-    assert "Traceback" not in err
+    assert err.count("\n") == 1 and "Traceback" not in err
     return err
 
 

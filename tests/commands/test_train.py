@@ -42,8 +42,7 @@ def test_a_plan_for_cards_that_are_not_here(cards, gpus, missing, capsys):
 def test_a_dry_run_as_json(capsys):
     assert run(["train", "--backbone", "qwen-math-1.5b", "--dry-run", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert shown["plan"]["parameters"] == 1_543_714_304
-    assert shown["plan"]["memory"]["device"] == "gpu"
+    assert shown["plan"]["parameters"] == 1_543_714_304 and shown["plan"]["memory"]["device"] == "gpu"
     assert shown["plan"]["memory"]["weights"] == 2 * 1_543_714_304
     assert shown["plan"]["per_step_at_most"]["generated"] == 128 * 8 * 8192
     assert shown["plan"]["missing"][0].startswith("no GPU is visible")
@@ -66,8 +65,7 @@ def test_a_published_backbone_without_a_gpu_is_refused_with_its_plan(tmp_path, c
     assert run(["train", "--backbone", "qwen-math-7b"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert "update peak" in err
-    assert "no GPU is visible" in err.splitlines()[-1]
+    assert "update peak" in err and "no GPU is visible" in err.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
 
 

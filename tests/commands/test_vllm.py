@@ -54,8 +54,7 @@ def test_a_run_from_the_command_line_killed_and_resumed(
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    saved = int((run / "checkpoints" / "latest").read_text().strip().removeprefix("step-"))
-    assert 0 < saved < steps
+    assert 0 < int((run / "checkpoints" / "latest").read_text().strip().removeprefix("step-")) < steps
     resumed = command("train", "--resume", "--output", str(run), "--quiet", ahead=ahead)
     subprocess.run(resumed, check=True, timeout=300, env=environment)
     lines = metrics(run)
@@ -65,8 +64,7 @@ def test_a_run_from_the_command_line_killed_and_resumed(
     assert sum(line["replay/used"] for line in lines) > 0
     assert sum(line["optim/updates_applied"] for line in lines) == 2 * steps
     assert not ahead or max(line["rollout/versions_max"] for line in lines) > 1
-    trajectories = LedgerReader(run / "replay").trajectories().to_pylist()
-    assert {row["logprob_source"] for row in trajectories} == {"engine"}
+    assert {row["logprob_source"] for row in LedgerReader(run / "replay").trajectories().to_pylist()} == {"engine"}
     assert list((run / "tensorboard").iterdir())
 
 
@@ -121,5 +119,4 @@ def test_evaluation_with_vllm(vllm_backbone: Path, tmp_path: Path) -> None:
     result = json.loads(done.stdout)["benchmark"]
     assert (result["questions"], result["k"]) == (6, 3)
     stamp = json.loads(next((tmp_path / "out").rglob("protocol.json")).read_text())
-    assert stamp["engine"]["name"] == "vllm"
-    assert stamp["engine"]["version"].startswith("vllm")
+    assert stamp["engine"]["name"] == "vllm" and stamp["engine"]["version"].startswith("vllm")

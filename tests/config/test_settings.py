@@ -66,8 +66,7 @@ def test_what_a_field_needs_are_keys_of_its_section():
 def test_the_barred_share_is_that_of_the_seed_and_the_questions_alone():
     ids = [f"{number:016x}" for number in range(2000)]
     halves = [[DataSettings(barred=0.5).is_barred(each, seed) for each in ids] for seed in (0, 0, 1)]
-    assert halves[0] == halves[1] != halves[2]
-    assert all(900 < sum(half) < 1100 for half in halves)
+    assert halves[0] == halves[1] != halves[2] and all(900 < sum(half) < 1100 for half in halves)
     # A larger share holds the smaller one; no share, nobody.
     fewer = [DataSettings(barred=0.2).is_barred(each, 0) for each in ids]
     assert all(half or not few for half, few in zip(halves[0], fewer, strict=True)) and 320 < sum(fewer) < 480

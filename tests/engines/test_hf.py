@@ -96,8 +96,7 @@ def test_finished_rollouts_are_handed_over_once_each_as_they_end() -> None:
     heard: list[tuple[int, Rollout]] = []
     generator = HFGenerator(build_model(), max_rows=6, eos_ids=EOS)
     groups = generator.generate(requests(), PARAMS, lambda index, rollout: heard.append((index, rollout)))
-    assert len(heard) == 20
-    assert all(groups[index][rollout.member] is rollout for index, rollout in heard)
+    assert len(heard) == 20 and all(groups[index][rollout.member] is rollout for index, rollout in heard)
     assert [id(rollout) for _, rollout in heard] != [id(rollout) for rollout in flat(groups)], "in order of ending"
 
 

@@ -54,8 +54,7 @@ def beginning_alike(rows: list[types.TokenSequence]) -> list[types.TokenSequence
 
 def update() -> batching.MiniBatch:
     batch = minibatch()
-    longer = beginning_alike([row.sequence for row in batch.rows])
-    pairs = zip(batch.rows, longer, strict=True)
+    pairs = zip(batch.rows, beginning_alike([row.sequence for row in batch.rows]), strict=True)
     return replace(batch, rows=tuple(replace(row, sequence=sequence) for row, sequence in pairs))
 
 
@@ -137,8 +136,7 @@ def test_rollouts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         generator = HFGenerator(model, max_rows=6, eos_ids=[VOCAB - 1])
         passes.append([])
         model.model.register_forward_pre_hook(count, with_kwargs=True)
-        groups = generator.generate(requests, params)
-        drawn.append([rollout for group in groups for rollout in group])
+        drawn.append([rollout for group in generator.generate(requests, params) for rollout in group])
     for own, other in zip(*drawn, strict=True):
         assert own.token_ids.tolist() == other.token_ids.tolist()
         np.testing.assert_allclose(own.engine_logprobs, other.engine_logprobs, rtol=1e-6)

@@ -23,8 +23,7 @@ PARAMS = SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=1000)
 def test_rollouts_are_dealt_longest_first_to_the_share_with_the_least() -> None:
     """9 | 7, then 6 to the 7 (13), 5 to the 9 (14), 4 to the 13 (17), 3 to the 14 (17)."""
     assert deal([3, 9, 4, 7, 5, 6], 2) == [[1, 4, 0], [3, 5, 2]]
-    assert deal([1.0] * 7, 3) == [[0, 3, 6], [1, 4], [2, 5]]
-    assert deal([], 2) == [[], []]
+    assert deal([1.0] * 7, 3) == [[0, 3, 6], [1, 4], [2, 5]] and deal([], 2) == [[], []]
     lengths = np.random.default_rng(0).lognormal(6.8, 0.9, 1024).tolist()
     shares = deal(lengths, 16)
     assert sorted(index for share in shares for index in share) == list(range(1024))
@@ -150,8 +149,7 @@ def test_expected_lengths_outlive_a_checkpoint() -> None:
     state.remember_lengths([[rollout("3", 0, 0), rollout("3", 1, 4)], [], [rollout("7", 0, 2)]])
     again = msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(state))), RunState)
     # Of 30 and 34 tokens, and of 72.
-    assert again.lengths == state.lengths == {"3": 32, "7": 72}
-    assert again.usual_length == (30 + 34 + 72) / 3
+    assert again.lengths == state.lengths == {"3": 32, "7": 72} and again.usual_length == (30 + 34 + 72) / 3
 
 
 class Stepping(Counting):

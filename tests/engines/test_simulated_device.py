@@ -58,8 +58,7 @@ def test_a_run_replays_and_resumes_after_a_kill(method, settings, small_config, 
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert train(config, whole).wait(timeout=250) == 0
     lines = journal(whole)
-    assert [line["step"] for line in lines] == [1, 2, 3]
-    assert sum(line["replay/used"] for line in lines) > 0
+    assert [line["step"] for line in lines] == [1, 2, 3] and sum(line["replay/used"] for line in lines) > 0
     assert all(line["policy/logprob_gap_max"] < 1e-3 for line in lines)
     kill_when_saved(cut, train(config, cut))
     again = on_device("-m", "simulated_device", "train", "--resume", "--output", str(cut), "--quiet")

@@ -39,8 +39,7 @@ from exgrpo_cli.engines.policy.policy import Policy, learning_rate_at
 def change_by_update(batch: batching.MiniBatch, **settings: object) -> Tensor:
     model = build_model()
     before = weights(model)
-    report = build_policy(model, **settings).update(batch)
-    assert report.applied
+    assert build_policy(model, **settings).update(batch).applied
     return weights(model) - before
 
 
@@ -99,8 +98,7 @@ def test_packing_adds_few_pad_tokens_and_cells(monkeypatch: pytest.MonkeyPatch) 
         for batch in batching.packed_batches(own, 8192):
             chosen = [own[index] for index in batch]
             packed = pack(chosen, torch.device("cpu"))
-            prompts = {len(row.prompt_ids) for row in chosen}
-            inputs = sum(prompts) + sum(len(row.response_ids) - 1 for row in chosen)
+            inputs = sum({len(row.prompt_ids) for row in chosen}) + sum(len(row.response_ids) - 1 for row in chosen)
             assert packed.input_ids.numel() == inputs + 7
             cells = packed.layout.keys.numel()
             used = sum(len(row.prompt_ids) + len(row.response_ids) - 1 for row in chosen)
@@ -116,8 +114,7 @@ def test_zero_advantage_rows_count_in_n_only() -> None:
     torch.testing.assert_close(change_by_update(fewer), 2 * change_by_update(without), rtol=1e-3, atol=1e-9)
     # Where an entropy bonus reads every row, none is left out.
     objective = ObjectiveSettings(entropy_coefficient=0.3)
-    policy = build_policy(build_model(), objective=objective)
-    assert policy.update(with_zeros).num_tokens == with_zeros.num_tokens
+    assert build_policy(build_model(), objective=objective).update(with_zeros).num_tokens == with_zeros.num_tokens
     assert build_policy(build_model()).update(with_zeros).num_tokens == without.num_tokens
 
 
@@ -126,8 +123,7 @@ def test_a_minibatch_of_zero_advantages_is_an_update_of_zero_gradient() -> None:
     policy = build_policy(model, optim=replace(LINEAR, epsilon=1e-8, learning_rate=1e-3))
     policy.update(minibatch())
     before = weights(model)
-    idle = minibatch(rows=tuple(replace(row, advantage=0.0) for row in minibatch().rows))
-    report = policy.update(idle)
+    report = policy.update(minibatch(rows=tuple(replace(row, advantage=0.0) for row in minibatch().rows)))
     assert (report.applied, report.grad_norm, report.num_tokens) == (True, 0.0, 0)
     assert not torch.equal(weights(model), before), "Adam's momentum moves on"
 
@@ -155,8 +151,7 @@ def test_saved_and_loaded_policy_goes_on_bit_for_bit(tmp_path: Path) -> None:
         resumed.load(tmp_path / str(dtype))
         reports = [policy.update(batch) for policy in (straight, resumed)]
         assert reports[0] == reports[1] and reports[0].metrics["optim/learning_rate"] == 1e-3
-        assert torch.equal(weights(straight.model), weights(resumed.model))
-        assert resumed.weight_version == 2
+        assert torch.equal(weights(straight.model), weights(resumed.model)) and resumed.weight_version == 2
 
 
 def test_loading_another_backbone_is_refused(tmp_path: Path) -> None:

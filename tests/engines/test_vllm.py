@@ -87,8 +87,7 @@ def test_rollouts_end_with_their_eos_or_at_the_limit(generator: Any, policy: Pol
 def test_a_rollout_depends_on_its_seed_alone(generator: Any) -> None:
     requests = [request(number) for number in range(10)]
     whole = tokens_of(generator.generate(requests, PARAMS))
-    backwards = tokens_of(generator.generate(requests[::-1], PARAMS))
-    assert backwards[::-1] == whole
+    assert tokens_of(generator.generate(requests[::-1], PARAMS))[::-1] == whole
     assert tokens_of(generator.generate([requests[7], requests[2]], PARAMS)) == [whole[7], whole[2]]
     last = RolloutRequest(question_id="q3", prompt_ids=requests[3].prompt_ids, seeds=requests[3].seeds[3:])
     assert tokens_of(generator.generate([last], PARAMS)) == [whole[3][3:]]
@@ -107,8 +106,7 @@ def test_rollouts_are_handed_over_while_others_are_under_way(generator: Any) -> 
 
     generator.generate([request(number) for number in range(6)], PARAMS, on_finished=note)
     assert sorted(seen) == [(index, member) for index in range(6) for member in range(4)]
-    assert left[0] > 0
-    assert left[-1] == 0
+    assert left[0] > 0 and left[-1] == 0
 
 
 def test_an_interrupted_call_leaves_nothing_behind(generator: Any) -> None:

@@ -47,8 +47,7 @@ def test_rollouts_are_those_of_the_adapted_policy_after_each_sync(pair: tuple[Po
     params = types.SamplingParams(temperature=0.8, top_p=1.0, max_new_tokens=40)
     for version in (1, 2):
         move(policy)
-        groups = generator.generate(asked, params)
-        before = gaps(policy, asked, groups).mean()
+        before = gaps(policy, asked, generator.generate(asked, params)).mean()
         generator.sync(policy.sampled_weights(), version, policy.score)
         after = gaps(policy, asked, generator.generate(asked, params)).mean()
         assert after < before / 3 and after < {torch.float32: 1e-4, torch.bfloat16: 0.1}[policy.model.dtype]

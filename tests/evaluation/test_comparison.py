@@ -30,10 +30,8 @@ def test_two_results_are_paired_by_question_and_shown_as_one_comparison(tmp_path
     # Pass rates 0, 1/4, 1/2, 1 and 3/4, 1/4, 3/4, 0: differences 3/4, 0, 1/4, -1, mean 0.
     first = result(tmp_path / "a", "made", "a", [0, 1, 2, 4])
     second = result(tmp_path / "b", "made", "b", [3, 1, 3, 0], environment__cores=64)
-    compared = compare([first, second])
-    found = compared.comparisons["b", "made"]
-    assert (found["difference"], found["p_value"]) == (0.0, 1.0)
-    assert found["low"] < 0 < found["high"]
+    found = compare([first, second]).comparisons["b", "made"]
+    assert (found["difference"], found["p_value"]) == (0.0, 1.0) and found["low"] < 0 < found["high"]
     flips = [(flip["question_id"], flip["first"], flip["second"]) for flip in found["flips"]]
     assert flips == [("q4", 1.0, 0.0), ("q1", 0.0, 0.75)]
     assert found["notes"] == []

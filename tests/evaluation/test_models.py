@@ -35,8 +35,7 @@ def test_a_run_its_checkpoints_and_its_exported_model(tmp_path):
         ("@latest", "checkpoints/step-000050/model"),
     ):
         assert choose_model(f"{folder}{chosen}").config.backbone.source == str(folder / model)
-    best = choose_model(f"{folder}@best")
-    assert best.name == "one@step-000025"
+    assert choose_model(f"{folder}@best").name == "one@step-000025"
     for text in (f"{folder}@best", f"{folder}/model", f"{folder}/checkpoints/step-000025/model"):
         choice = choose_model(text)
         assert (choice.run, choice.config.data.template) == (folder, "step-by-step")
@@ -83,8 +82,7 @@ def test_without_a_model_the_newest_finished_run_is_taken(tmp_path):
     with pytest.raises(InputError, match=r"no finished run under .*: name a model with --model, or train one"):
         choose_model(None, tmp_path)
     for age, name in enumerate(("newest", "older")):
-        folder = make_run(tmp_path / name)
-        os.utime(folder / "summary.json", (1_000_000 - age, 1_000_000 - age))
+        os.utime(make_run(tmp_path / name) / "summary.json", (1_000_000 - age, 1_000_000 - age))
     make_run(tmp_path / "unfinished", finished=False)
     assert choose_model(None, tmp_path).name == "newest"
 

@@ -105,8 +105,7 @@ def test_a_perfect_server_scores_one_and_a_wrong_one_zero(tmp_path, ask, drawn, 
 
 def test_questions_that_are_not_shuffled_are_told(tmp_path, ask, drawn):
     layout = LAYOUTS["gpqa as the released code writes it"]
-    plain = verl("gpqa")("q3; which letter is the third?", "C")
-    write(tmp_path / "set.parquet", *layout.rows, plain)
+    write(tmp_path / "set.parquet", *layout.rows, verl("gpqa")("q3; which letter is the third?", "C"))
     answered = ask(["gpqa-diamond", "--data", "set.parquet"], [*layout.known, Known(right="C", wrong="D")])
     assert answered["results"]["benchmark"]["avg_at_k"] == 1.0
     assert "gpqa-diamond: 1 of 4 questions have no options that can be told from their text" in answered["told"]

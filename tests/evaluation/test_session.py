@@ -46,12 +46,10 @@ def test_every_question_goes_through_and_is_stamped(tmp_path, model):
     assert stamp["sampling"] == {"samples": 3, "temperature": 0.6, "top_p": 1.0, "max_tokens": 12, "seed": 0}
     assert stamp["model"]["name"] == "random" and len(stamp["model"]["hash"]) == 16
     assert stamp["grader"]["version"].startswith("math-verify 0.9")
-    assert stamp["engine"]["version"].startswith("transformers 5")
-    assert stamp["environment"]["cores"] >= 1
+    assert stamp["engine"]["version"].startswith("transformers 5") and stamp["environment"]["cores"] >= 1
 
     samples = pq.read_table(output / "samples.parquet").to_pylist()
-    assert len(samples) == 30
-    assert samples[0]["prompt"] == "<|user|>0+1=?<|assistant|><think>\n"
+    assert len(samples) == 30 and samples[0]["prompt"] == "<|user|>0+1=?<|assistant|><think>\n"
     assert [row["member"] for row in samples[:4]] == [0, 1, 2, 0]
     assert [row["seed"] for row in samples[:3]] == list(sampling.sample_seeds(0, samples[0]["question_id"], 3))
     # 12 tokens of a random model of 264: each about -5.6 nats.

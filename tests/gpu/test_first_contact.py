@@ -56,8 +56,7 @@ def table(pytestconfig: pytest.Config) -> Iterator[list[str]]:
 
 def model(dtype: torch.dtype) -> Any:
     torch.manual_seed(0)
-    settings = TinySettings(hidden_size=128, num_heads=2, num_kv_heads=1)
-    made = make_model(settings, make_tokenizer(max_tokens=512))
+    made = make_model(TinySettings(hidden_size=128, num_heads=2, num_kv_heads=1), make_tokenizer(max_tokens=512))
     return made.to(dtype=dtype, device=DEVICE).eval()
 
 

@@ -55,8 +55,7 @@ def test_what_timed_out_is_tried_again_with_four_times_the_deadline(user_graders
 
 def test_equal_text_is_correct_before_any_worker() -> None:
     with pool_of(deadline_seconds=DEADLINE) as pool:
-        equal = [boxed(TOWER, TOWER), boxed("a(", "a(")]
-        assert pool.grade(equal) == [Verdict.CORRECT] * 2
+        assert pool.grade([boxed(TOWER, TOWER), boxed("a(", "a(")]) == [Verdict.CORRECT] * 2
         assert descendants() == []
         # Nor does a worker parse what differs in white space alone.
         assert pool.grade([boxed(TOWER, f" {TOWER} "), boxed("a(", "a (")]) == [Verdict.CORRECT] * 2
@@ -176,8 +175,7 @@ def run_script(folder: Path, script: str) -> "subprocess.Popen[str]":
 def start_parent(folder: Path, *, before: str = "") -> tuple["subprocess.Popen[str]", list[psutil.Process]]:
     """A process that is grading two answers which never end, with all its descendants."""
     parent = run_script(folder, PARENT.format(before=before))
-    assert parent.stdout is not None
-    assert parent.stdout.readline() == "ready\n"
+    assert parent.stdout is not None and parent.stdout.readline() == "ready\n"
     processes = psutil.Process(parent.pid).children(recursive=True)
     assert len(processes) >= 3
     return parent, processes

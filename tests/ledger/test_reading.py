@@ -55,8 +55,7 @@ def test_a_truncated_or_missing_part_leaves_the_steps_before_it(ledger: Path, ta
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.warns(LedgerWarning, match=rf"read up to step 6; .*{table}/part-00000007-00000007"):
         reader = LedgerReader(ledger)
-    assert reader.last_step == 6
-    assert small_ledger.num_rows(reader) == small_ledger.SIX_STEPS
+    assert reader.last_step == 6 and small_ledger.num_rows(reader) == small_ledger.SIX_STEPS
     with pytest.raises(InputError, match="whole only up to step 6 and has no closed part that ends at step 10"):
         small_ledger.reopen(ledger, 10)
     assert path.exists()

@@ -103,8 +103,7 @@ def test_what_a_run_leaves_open_is_chosen():
 )
 def test_ranks_default_to_the_visible_gpus(backbone, settings, on, nproc, device):
     config, plan = settle(build_config(backbone=backbone, assignments=settings), on)
-    assert (config.run.nproc, config.run.device) == (nproc, device)
-    assert plan.on_gpu is (device != "cpu")
+    assert (config.run.nproc, config.run.device) == (nproc, device) and plan.on_gpu is (device != "cpu")
 
 
 @pytest.mark.parametrize(
@@ -169,8 +168,7 @@ def test_a_published_backbone_wants_a_gpu_and_says_how_many():
 )  # fmt: skip
 def test_what_is_too_large_is_refused_with_what_each_phase_takes(settings, on, advice):
     with pytest.raises(InputError) as refused:
-        plan = plan_of(on, *settings, backbone="qwen-math-1.5b")
-        require_runnable(plan, 400)
+        require_runnable(plan_of(on, *settings, backbone="qwen-math-1.5b"), 400)
     assert advice in str(refused.value)
 
 

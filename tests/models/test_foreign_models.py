@@ -38,14 +38,12 @@ def folder(small_backbone: Path, tmp_path: Path) -> Path:
 
 def change(folder: Path, name: str, **values: object) -> None:
     file = folder / name
-    content = json.loads(file.read_text()) if file.is_file() else {}
-    file.write_text(json.dumps(content | values))
+    file.write_text(json.dumps((json.loads(file.read_text()) if file.is_file() else {}) | values))
 
 
 def use(folder: Path) -> None:
     """All that a run and an evaluation do with a folder before the first token."""
-    settings = BackboneSettings(source=str(folder))
-    backbone_shape(settings, TinySettings())
+    backbone_shape(BackboneSettings(source=str(folder)), TinySettings())
     declared_ends(folder, read_tokenizer(folder))
     load_folder(folder, CPU)
 
@@ -79,8 +77,7 @@ def test_code_of_a_model_folder_never_runs(folder, tmp_path, monkeypatch, name, 
     try:
         use(folder)
     except InputError as error:
-        assert "trust_remote_code" not in str(error)
-        assert "theirs" in str(error)
+        assert "trust_remote_code" not in str(error) and "theirs" in str(error)
     assert not (tmp_path / "was-here").exists()
 
 

@@ -60,8 +60,7 @@ def test_without_its_packages_the_line_says_what_to_install(not_a_gguf, monkeypa
 
 
 def test_a_damaged_file_is_one_line_and_exit_2(not_a_gguf, tmp_path, capfd, tiny_cache):
-    arguments = ["train", "--backbone", str(not_a_gguf), "--device", "cpu", "--output", str(tmp_path / "run")]
-    assert run(arguments) == 2
+    assert run(["train", "--backbone", str(not_a_gguf), "--device", "cpu", "--output", str(tmp_path / "run")]) == 2
     assert str(not_a_gguf) in capfd.readouterr().err
     assert not (tmp_path / "run").exists()
 

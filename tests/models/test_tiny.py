@@ -201,8 +201,7 @@ print(cached_folder(name=sys.argv[3], key={"a": 1}, build=build, notice=print, c
 
 
 def start_builder(root: Path, seconds: float, name: str = "thing") -> subprocess.Popen:
-    project = str(Path(__file__).parents[2])
-    environment = os.environ | {"PYTHONPATH": project}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", BUILDER, str(root), str(seconds), name]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
@@ -212,8 +211,7 @@ def test_two_processes_build_once(tmp_path):
     folders = {builder.communicate(timeout=60)[0].strip() for builder in builders}
     assert [builder.returncode for builder in builders] == [0, 0]
     assert len(folders) == 1 and (tmp_path / "builds").read_text() == "build\n"
-    folder = Path(folders.pop())
-    assert sorted(json.loads((folder / "manifest.json").read_text())["files"]) == ["one", "two"]
+    assert sorted(json.loads((Path(folders.pop()) / "manifest.json").read_text())["files"]) == ["one", "two"]
 
 
 @pytest.mark.parametrize("next_name", ["thing", "other"])

@@ -52,8 +52,7 @@ def test_the_audit_counts_what_it_drops_folds_and_marks(tmp_path):
     assert list(dropped.values()) == [1] and next(iter(dropped)).startswith("gold ")
     # 8 read = 4 kept + 1 folded + 3 dropped.
     assert (report.num_read, len(report.questions), report.num_folded) == (8, 4, 1)
-    marked = dict(report.marked)
-    assert marked == {"same question, different answers": 1, "almost the same question": 1}
+    assert dict(report.marked) == {"same question, different answers": 1, "almost the same question": 1}
     found = question_file.read_questions(output)
     assert [question.answer for question in found.questions] == ["14", "15", "14", "\\frac{1}{2}"]
     assert question_file.is_prepared(found.metadata) and found.content_hash == report.to_json()["content_hash"]
@@ -135,12 +134,10 @@ def test_check_golds_names_the_first_bad_one():
 def test_overlap_is_the_share_of_the_benchmark_questions_ngrams():
     index = audit.BenchmarkIndex({"bench": ["one two three four five six", "seven"]}, size=3)
     # Trigrams of the benchmark question: 123 234 345 456; the text holds 123 and 234: 2 of 4.
-    overlap = index.nearest("zero one two three four zero")
-    assert overlap == ("bench", "one two three four five six", 0.5)
+    assert index.nearest("zero one two three four zero") == ("bench", "one two three four five six", 0.5)
     assert index.nearest("one two zero three four") is None
     # A benchmark question of fewer words than n counts only where it is the whole text.
-    assert index.nearest("Seven!") == ("bench", "seven", 1.0)
-    assert index.nearest("six seven") is None
+    assert index.nearest("Seven!") == ("bench", "seven", 1.0) and index.nearest("six seven") is None
     # Signs are words, without which 1+2 and 1-2 would read alike; mark-up and punctuation are not.
     assert audit.words_of("Let $x+1$ be \\frac{A}{b}.") == ("let", "x", "+", "1", "be", "frac", "a", "b")
 

@@ -190,8 +190,7 @@ def test_a_file_whose_rows_are_not_those_it_was_written_with_is_refused(tmp_path
 def test_metadata_that_are_no_table_are_damage(tmp_path, metadata):
     path = tmp_path / "file.parquet"
     question_file.write_questions(path, [question()], {})
-    table = pq.read_table(path)
-    pq.write_table(table.replace_schema_metadata({question_file.METADATA_KEY: metadata}), path)
+    pq.write_table(pq.read_table(path).replace_schema_metadata({question_file.METADATA_KEY: metadata}), path)
     with pytest.raises(
         InputError, match=r"file.parquet is damaged: the metadata that `prepare` wrote are no JSON table"
     ):
@@ -228,7 +227,6 @@ def test_any_flipped_bytes_leave_the_questions_or_one_line_with_the_file(tmp_pat
             data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         path.write_bytes(data)
         try:
-            found = question_file.read_questions(path)
-            assert found.questions == asked
+            assert question_file.read_questions(path).questions == asked
         except InputError as error:
             assert "file.parquet" in str(error) and "\n" not in str(error)

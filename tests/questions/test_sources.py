@@ -65,8 +65,7 @@ def test_multiple_choice_rows_without_a_gold_option_say_why(tmp_path, reason, ro
 
 def test_right_and_wrong_answers_apart_are_placed_by_the_question(tmp_path):
     told = {"Correct Answer": "right", **{f"Incorrect Answer {i}": f"w{i}" for i in (1, 2, 3)}}
-    rows = [{"Question": f"Which is {n}?", **told} for n in range(40)]
-    reading = read(write(tmp_path / "gpqa.csv", *rows))
+    reading = read(write(tmp_path / "gpqa.csv", *[{"Question": f"Which is {n}?", **told} for n in range(40)]))
     placed = [question.answer for question in reading.questions]
     for question in reading.questions:
         options = choices.find_choices(question.prompt[0].content).options
@@ -144,8 +143,7 @@ def test_default_names(tmp_path):
     assert sources.default_name(f"{tmp_path / 'my set'}:train") == "my set-train"
     assert sources.default_name("arithmetic") == "arithmetic"
     packed = write(tmp_path / "My.set.jsonl.gz", {"question": "1?", "answer": "1"}).rename(tmp_path / "My.set.JSONL.GZ")
-    assert sources.default_name(str(packed)) == "My.set"
-    assert read(packed).questions[0].source == "My.set"
+    assert sources.default_name(str(packed)) == "My.set" and read(packed).questions[0].source == "My.set"
 
 
 @pytest.mark.parametrize(

@@ -179,11 +179,9 @@ def test_of_two_hosts_rank_0_alone_writes_the_run_folder_and_names_the_network(s
     assert [process.returncode for process in started] == [0, 0], outputs
     # The rendezvous gives rank 0 to either host.
     (main,) = (number for number, host in enumerate(hosts) if (host / "run").exists())
-    assert list(hosts[1 - main].iterdir()) == []
-    assert outputs[1 - main][0] == ""
+    assert list(hosts[1 - main].iterdir()) == [] and outputs[1 - main][0] == ""
     assert json.loads(outputs[main][0])["steps"] == 2
-    lines = metrics(hosts[main] / "run")
-    assert all(0 <= line["time/rollout_idle"] < line["time/rollout"] for line in lines)
+    assert all(0 <= line["time/rollout_idle"] < line["time/rollout"] for line in metrics(hosts[main] / "run"))
     assert json.loads((hosts[main] / "run" / "environment.json").read_text())["ranks"] == 2
     assert (hosts[main] / "run" / "model" / "model.safetensors").is_file()
     assert "network of 2 hosts: lo, " in outputs[main][1]

@@ -25,8 +25,7 @@ def weight(name: str, rewards: list[float], step: int = 3) -> float:
 
 def test_headroom_is_what_each_token_can_still_move() -> None:
     # A > 0: pi .2 and .6 leave .8 and .4; A < 0: pi .9 leaves .9. Mean over the three tokens: 2.1 / 3.
-    headroom = token_headroom([logs(0.2, 0.6), logs(0.9)], np.array([0.5, -0.5]))
-    assert headroom == pytest.approx(0.7, rel=1e-6)
+    assert token_headroom([logs(0.2, 0.6), logs(0.9)], np.array([0.5, -0.5])) == pytest.approx(0.7, rel=1e-6)
     # A row without advantage counts its tokens, at 0: 2.1 / 4.
     rows = [logs(0.2, 0.6), logs(0.9), logs(0.3)]
     assert token_headroom(rows, np.array([0.5, -0.5, 0.0])) == pytest.approx(2.1 / 4, rel=1e-6)

@@ -40,8 +40,7 @@ def buffer_of(tmp_path: Path):
 
 def take(store: Store, num: int, step: int, rng: np.random.Generator | None = None) -> list[DrawnUnit]:
     """Draw units and accept them all."""
-    draw = store.draw_units(store.rules, step, rng or np.random.default_rng(step))
-    units = store.load_units(draw.take(num))
+    units = store.load_units(store.draw_units(store.rules, step, rng or np.random.default_rng(step)).take(num))
     store.record_scan(step, units)
     return units
 
@@ -76,8 +75,7 @@ def test_a_failure_is_hardly_drawn_and_sets_the_scale(buffer_of: Callable[..., S
     record(buffer, visit(0, [1, 0, 0, 0], 1))
     drawn = {unit.unit_id: unit for unit in take(buffer, 4, 1)}
     assert drawn[0].probability / drawn[1].probability == pytest.approx(3981, abs=1)
-    assert drawn[0].weight == pytest.approx(0.0363, abs=5e-5)
-    assert drawn[1].weight == 1.0
+    assert drawn[0].weight == pytest.approx(0.0363, abs=5e-5) and drawn[1].weight == 1.0
 
 
 def test_signal_of_groups(buffer_of: Callable[..., Store]) -> None:
@@ -124,8 +122,7 @@ def test_retired_questions_are_not_drawn_until_they_return(buffer_of: Callable[.
     buffer = buffer_of(composition="append", store="all", priority="advantage", readmit_fraction=1.0, readmit_every=5)
     record(buffer, visit(0, [1, 0, 0, 0], 1))
     record(buffer, visit(0, [1, 1, 1, 1], 2))
-    assert take(buffer, 9, 3) == []
-    assert buffer.readmit(5, np.random.default_rng(0)) == [QUESTIONS[0]]
+    assert take(buffer, 9, 3) == [] and buffer.readmit(5, np.random.default_rng(0)) == [QUESTIONS[0]]
     assert len(take(buffer, 9, 5)) == K
 
 

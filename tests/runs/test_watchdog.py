@@ -30,8 +30,7 @@ with Watchdog(Path(sys.argv[1]), rank=rank, seconds=float(sys.argv[3])) as watch
 def rank(folder: Path, number: int, seconds: float, kind: str = "") -> subprocess.Popen[str]:
     command = [sys.executable, "-c", HANG, str(folder), str(number), str(seconds), kind]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "in\n"
+    assert process.stdout is not None and process.stdout.readline() == "in\n"
     return process
 
 

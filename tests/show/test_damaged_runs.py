@@ -57,8 +57,7 @@ def part_of(run: Path, table: str) -> Path:
 
 
 def with_metadata(run: Path, content: bytes) -> None:
-    path = part_of(run, "events")
-    rows(path, lambda table: table.replace_schema_metadata({b"exgrpo": content}))
+    rows(part_of(run, "events"), lambda table: table.replace_schema_metadata({b"exgrpo": content}))
 
 
 TOLD = {

@@ -147,8 +147,7 @@ def test_functions_of_ones_own_are_named_within_their_panel() -> None:
     half, name = np.full(45, 0.5), "python:replay_rules.of_mine:the_questions_of_which_least_were_solved_lately"
     both = {who: {"entropy": half, "age": half} for who in ("chosen", "other")}
     sampler = {"names": ["normal(0.5, 0.125)", name], "pass_rate": half, "expected_pass_rate": half}
-    metric = {"names": ["ent:min", f"{name}:min"], "by_step": both}
-    kinds = {"sampler": sampler, "metric": metric}
+    kinds = {"sampler": sampler, "metric": {"names": ["ent:min", f"{name}:min"], "by_step": both}}
     asked = {"steps": 45, "what_if": {kind: own | {"steps": np.arange(45)} for kind, own in kinds.items()}}
     figure = replay.what_if_figure(asked)
     assert_readable(figure, 1.8)
@@ -228,8 +227,7 @@ ARMS = [
 
 
 def test_one_row_per_arm_with_mean_interval_seeds_and_baseline() -> None:
-    figure = comparisons.arm_comparison(ARMS, baselines=["on-policy"], measure="held-out pass@1")
-    (axes,) = figure.axes
+    (axes,) = comparisons.arm_comparison(ARMS, baselines=["on-policy"], measure="held-out pass@1").axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["on-policy (baseline)", "ent-min", "random"]
     assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the first arm is on top
     intervals = [bars.lines[2][0].get_segments()[0][:, 0] for bars in axes.containers]

@@ -46,8 +46,7 @@ def visit(
 
 
 def replay(buffer: store.Store, question: str, step: int, position: int) -> None:
-    candidates = store_calls.candidates_of(buffer, question)
-    store_calls.replay(buffer, step, candidates, position)
+    store_calls.replay(buffer, step, store_calls.candidates_of(buffer, question), position)
 
 
 @pytest.fixture
@@ -87,11 +86,9 @@ def test_a_small_run_counted_by_hand(small_run: Path) -> None:
     series = told["over_time"]
     # After steps 0, 1, 2, 3: aaa1 is in bucket 2, then 3; bbb3 is in bucket 1 after step 2 only.
     assert series["buckets"] == {"1": [0, 0, 1, 0], "2": [0, 1, 0, 0], "3": [0, 0, 1, 1]}
-    assert series["questions"] == [0, 1, 2, 1]
-    assert series["retired"] == [0, 0, 0, 2]
+    assert series["questions"] == [0, 1, 2, 1] and series["retired"] == [0, 0, 0, 2]
     # Fresh draws: 2, then 1, then 1, so that 0, 2, 3, 4 questions are seen; what is neither stored nor retired is aab2.
-    assert series["tried"] == [0, 1, 1, 1]
-    assert series["unseen"] == [4, 2, 1, 0]
+    assert series["tried"] == [0, 1, 1, 1] and series["unseen"] == [4, 2, 1, 0]
     # Two of aaa1, then a third and one of bbb3; the one of the retired bbb3 leaves with it.
     assert series["trajectories"] == [0, 2, 4, 3]
     now = [told[name] for name in ("buckets", "questions", "retired", "trajectories", "stored", "first_mixed_step")]
@@ -247,8 +244,7 @@ def refusal(run: Path) -> str:
 
 def test_what_is_no_run_keeps_no_ledger_or_is_broken_is_refused(small_run: Path, tmp_path: Path) -> None:
     assert "it has no config.toml. Name the --output folder of a run." in refusal(tmp_path / "nowhere")
-    good = (small_run / "metrics.jsonl").read_text()
-    (small_run / "metrics.jsonl").write_text("{oops\n" + good)
+    (small_run / "metrics.jsonl").write_text("{oops\n" + (small_run / "metrics.jsonl").read_text())
     assert "metrics.jsonl, line 1 is not JSON" in refusal(small_run)
     (small_run / "metrics.jsonl").unlink()
     assert "has no metrics.jsonl" in refusal(small_run)
@@ -273,8 +269,7 @@ def test_with_equal_probabilities_it_is_pearsons() -> None:
         (2, 3, 900, 0.2, 14), (2, 4, 900, 0.3, 11), (2, 5, 900, 0.5, 25),
     ]  # fmt: skip
     test = draw_test.draw_test(draws_of(rows))
-    assert test["chi_square"] == pytest.approx(3.0)
-    assert test["degrees_of_freedom"] == 2
+    assert test["chi_square"] == pytest.approx(3.0) and test["degrees_of_freedom"] == 2
     assert test["p_value"] == pytest.approx(0.22313, abs=1e-5)
     assert [(row["bucket"], row["drawn"]) for row in test["buckets"]] == [(3, 26), (4, 24), (5, 50)]
     assert [row["expected"] for row in test["buckets"]] == pytest.approx([20, 30, 50])
@@ -286,8 +281,7 @@ def test_rare_buckets_are_pooled() -> None:
     test = draw_test.draw_test(
         draws_of([(1, 1, 900, 0.02, 8), (1, 2, 900, 0.04, 0), (1, 4, 900, 0.44, 42), (1, 5, 900, 0.5, 50)])
     )
-    assert test["degrees_of_freedom"] == 2
-    assert test["chi_square"] == pytest.approx(4 / 6 + 4 / 44)
+    assert test["degrees_of_freedom"] == 2 and test["chi_square"] == pytest.approx(4 / 6 + 4 / 44)
 
 
 def test_a_draw_without_a_choice_has_no_p_value() -> None:

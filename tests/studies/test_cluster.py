@@ -142,8 +142,7 @@ def test_a_task_whose_time_is_over_is_requeued_and_resumes(study: Study, cluster
     def signal_running() -> None:
         for path in cluster.glob("task-*.json"):
             if json.loads(path.read_text())["state"] == "RUNNING":
-                name = path.stem.removeprefix("task-")
-                os.spawnlp(os.P_WAIT, "scancel", "scancel", name, "--signal", "USR2")
+                os.spawnlp(os.P_WAIT, "scancel", "scancel", path.stem.removeprefix("task-"), "--signal", "USR2")
 
     launch_and_signal(study, SETTINGS, signal_running)
     assert (cluster / "requeues").is_file()

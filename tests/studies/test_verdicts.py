@@ -53,8 +53,7 @@ def rates(true_effect: float, studies: int, unlike: float = 0.1) -> dict[Verdict
 
 
 def test_a_large_effect_is_supported_and_a_large_loss_reverses() -> None:
-    assert rates(0.15, 12)[Verdict.SUPPORTED] == 1.0
-    assert rates(-0.15, 12)[Verdict.REVERSED] == 1.0
+    assert rates(0.15, 12)[Verdict.SUPPORTED] == 1.0 and rates(-0.15, 12)[Verdict.REVERSED] == 1.0
 
 
 def test_an_effect_over_seeds_and_questions_is_that_of_the_formula() -> None:
@@ -143,8 +142,7 @@ def test_every_contrast_must_hold_and_one_that_fails_is_enough() -> None:
     assert verdict([of(-0.02)], [-0.03]) is Verdict.UNDECIDED
     assert verdict([of(-0.06)], [-0.03]) is Verdict.REVERSED
     assert verdict([of(0.06), of(0.005)], [0.03, 0.03]) is Verdict.UNDECIDED
-    assert verdict([of(0.06, seeds=7)], [0.03]) is Verdict.NOT_RUN
-    assert verdict([], []) is Verdict.NOT_RUN
+    assert verdict([of(0.06, seeds=7)], [0.03]) is Verdict.NOT_RUN and verdict([], []) is Verdict.NOT_RUN
     assert verdict([of(0.06)], [0.03], needed=9) is Verdict.NOT_RUN
 
 
@@ -280,8 +278,7 @@ def test_a_claim_that_runs_suggested_has_seeds_of_its_own(tmp_path: Path) -> Non
     results = {
         name: {seed: result_of([4, 2], seed=seed) for seed in first.seeds} for name in (arm.name for arm in study.arms)
     }
-    counted = claim_results(again, study.arms, results)
-    assert counted == {"exgrpo": {}, "grpo": {}}
+    assert claim_results(again, study.arms, results) == {"exgrpo": {}, "grpo": {}}
     assert claim_results(first, study.arms, results)["grpo"].keys() == set(first.seeds)
 
 

@@ -83,8 +83,7 @@ def test_every_rollout_is_trained_once_with_the_log_probs_of_whoever_sampled_eac
     assert sum(state["visits"].values()) == 6 * B
     # Begun once each, in whatever step.
     left = [each["token_ids"] for group in state["carried"] for each in group["rollouts"]]
-    assert len(asked) == sum(len(group.fresh) for group in groups) + len(left)
-    assert max(asked.values()) == 1
+    assert len(asked) == sum(len(group.fresh) for group in groups) + len(left) and max(asked.values()) == 1
     # Tokens count in the step that generates them: four bytes each in the checkpoint.
     assert [line["tokens/generated"] for line in lines] == tokens
     under_way = sum(len(base64.b64decode(each)) // 4 for each in left)

@@ -130,8 +130,7 @@ def test_whoever_wrote_a_function_into_a_file_does_not_run_it(foreign, tmp_path,
 
 def test_a_shipped_claim_and_what_is_typed_need_no_leave(foreign, tmp_path) -> None:
     assert run(["ablate", "--claim", "quick", "--dry-run", "--output", "out"]) == 0
-    typed = ["--metric", CALLED, "--seeds", "1", "--dry-run", "--output", "out"]
-    assert run(["ablate", *typed]) == 0
+    assert run(["ablate", "--metric", CALLED, "--seeds", "1", "--dry-run", "--output", "out"]) == 0
     assert (tmp_path / "was-here").exists()
 
 

@@ -70,8 +70,7 @@ def test_validation_between_the_steps_changes_nothing_and_the_last_is_not_made_t
     often = replace(first, validation=replace(first.validation, every=4))
     train(often, tmp_path / "run", reporter=reporter.make_reporter(quiet=False))
     told = capsys.readouterr().err
-    assert [f"after step {step}" in told for step in (4, 8)] == [True, True]
-    assert "after 8 steps" not in told
+    assert [f"after step {step}" in told for step in (4, 8)] == [True, True] and "after 8 steps" not in told
     assert_same_weights(finished_run, tmp_path / "run")
     lines = timeless(metrics(tmp_path / "run"))
     assert ["val/arithmetic" in line for line in lines] == [step % 4 == 0 for step in range(1, 9)]
@@ -206,8 +205,7 @@ def test_config_toml_repeats_the_run(small_config, finished_run: Path, tmp_path:
 
 def test_the_exported_model_answers_as_in_its_card(finished_run: Path) -> None:
     """Run the card's own lines."""
-    card = (finished_run / "model" / "README.md").read_text()
-    code = card.split("```python\n")[1].split("```")[0]
+    code = (finished_run / "model" / "README.md").read_text().split("```python\n")[1].split("```")[0]
     done = subprocess.run([sys.executable, "-c", code], cwd=finished_run, capture_output=True, text=True, check=True)
     # It draws, and an answer may be empty.
     assert done.stdout and "<think>" not in done.stdout.split("</think>")[-1]

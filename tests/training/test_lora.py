@@ -149,8 +149,7 @@ def test_an_adapter_of_another_real_model_is_refused_wherever_it_is_named(tmp_pa
 
 
 def alter(folder: Path, **values: object) -> None:
-    base = json.loads((folder / "base.json").read_text())
-    (folder / "base.json").write_text(json.dumps(base | values))
+    (folder / "base.json").write_text(json.dumps(json.loads((folder / "base.json").read_text()) | values))
 
 
 def resized(folder: Path) -> None:

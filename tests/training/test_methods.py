@@ -126,8 +126,7 @@ def test_replay_stats_count_units(run_of: Callable[[str], Path]) -> None:
     assert [units["drift"][step] for step in by_step.groups] == pytest.approx(by_step.drift.mean().tolist())
     right = stored.rows[stored.rows.reward > 0]
     assert sum(group["trajectories"] for group in told["entropy"]["by_bucket"]) == len(right) < len(stored.rows)
-    assert told["used"] == K * len(taken)
-    assert told["share"]["tokens"] > 0
+    assert told["used"] == K * len(taken) and told["share"]["tokens"] > 0
     with pytest.raises(errors.InputError, match="unknown key 'sampler': composition = 'append' can be asked for none"):
         statistics.report_runs([run], other="sampler=linear")
 
@@ -185,8 +184,7 @@ def test_every_method_replays_and_resumes_after_a_kill(method, run_of, config_of
     whole, cut = run_of(method), tmp_path / "cut"
     if method not in ON_POLICY:
         assert any(line["replay/used"] > 0 for line in metrics(whole))
-    pool = (f"replay.warm_start={run_of('uniform-fifo')}",) if method == "rlep" else ()
-    config = config_of(method, *pool)
+    config = config_of(method, *([f"replay.warm_start={run_of('uniform-fifo')}"] if method == "rlep" else []))
     train_and_die(killed(training, "run_step", when=lambda parts, state, step, clock: step == 4), cut, config)
     assert len(metrics(cut)) == 3
     train(config, cut, resume=True, reporter=reporter.SilentReporter())

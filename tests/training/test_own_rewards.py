@@ -63,10 +63,8 @@ def test_rewards_train_what_is_correct_is_stored_and_parts_are_told(small_config
     stored = ledger.trajectories().to_pandas()
     # A partial reward is no success: what is not correct is never stored, whatever it earned.
     assert len(stored) and stored.correct.all() and (stored.reward < 1.5).all()
-    found = stored.parts.map(json.loads)
-    assert np.allclose(stored.reward, [own["shared"] + 0.5 * own["brief"] for own in found])
-    visits = ledger.visits().to_pandas()
-    assert visits.num_fresh_successes.sum() == sum(line["verdict/correct"] for line in lines)
+    assert np.allclose(stored.reward, [own["shared"] + 0.5 * own["brief"] for own in stored.parts.map(json.loads)])
+    assert ledger.visits().to_pandas().num_fresh_successes.sum() == sum(line["verdict/correct"] for line in lines)
     assert run(["report", str(tmp_path / "run"), "--output", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
     assert "reward and its parts" in page and "shared.letters" in page

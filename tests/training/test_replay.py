@@ -92,8 +92,7 @@ def test_every_replayed_row_is_the_argmin_of_its_candidates(run, ledger, scores)
     assert [line["replay/used"] for line in lines] == used
     lowest = scores.sort_values(["step", "question_id", "entropy", "trajectory_id"]).groupby(["step", "question_id"])
     first = lowest.head(1)
-    assert first.chosen.all()
-    assert scores.chosen.sum() == len(first) == len(selected) == sum(used) > 10
+    assert first.chosen.all() and scores.chosen.sum() == len(first) == len(selected) == sum(used) > 10
     pairs = [set(zip(rows.step, rows.trajectory_id, strict=True)) for rows in (first, selected)]
     assert pairs[0] == pairs[1]
     assert (lowest.size() > 1).sum() > 5, "hardly a draw had a choice: the test shows little"

@@ -103,8 +103,7 @@ def test_deepspeed_goes_on_with_the_experience_of_another_run(trained, smollm2, 
 
 def test_with_vllm_a_killed_run_goes_on_and_every_sync_arrives(smollm2: Path, grader: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    options = ["--rollout", "vllm", "--set", "backbone.dtype=float32"]
-    kill_when_saved(run, train(smollm2, grader, run, *options))
+    kill_when_saved(run, train(smollm2, grader, run, "--rollout", "vllm", "--set", "backbone.dtype=float32"))
     assert start(grader, "train", "--resume", "--output", str(run), "--quiet", "--allow-code").wait(timeout=900) == 0
     lines = metrics(run)
     # The run itself stops above a mean gap of 1e-3; the canary has compared weights and log-probs at each sync.

@@ -37,8 +37,7 @@ def test_questions_carry_answer_level_and_source():
         text = message.content.removesuffix("=?")
         assert message.role == "user" and message.content.endswith("=?")
         assert int(question.answer) == value_of(text)
-        assert len(re.findall(r"[+-]", text)) == int(question.level)
-        assert question.source == "arithmetic"
+        assert len(re.findall(r"[+-]", text)) == int(question.level) and question.source == "arithmetic"
     levels = [question.level for question in split.train]
     assert levels != sorted(levels)
 
@@ -59,8 +58,7 @@ def test_every_plan_uses_every_term_once_and_ends_at_the_answer():
     for _ in range(500):
         terms = sums.draw_terms(int(rng.integers(1, 8)), pools.Pool.TRAIN, rng)
         plan = sums.draw_plan(terms, SOUND, rng)
-        used = sorted(abs(term) for line in plan for term in line.terms)
-        assert used == sorted(abs(term) for term in terms)
+        assert sorted(abs(term) for line in plan for term in line.terms) == sorted(abs(term) for term in terms)
         assert sorted(source for line in plan for _, source in line.results) == list(range(len(plan) - 1))
         lines, answer = sums.work_out(plan)
         assert answer == sum(terms)

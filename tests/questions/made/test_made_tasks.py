@@ -73,8 +73,7 @@ def test_an_attempt_is_written_line_by_line_and_as_one_expression():
     attempt = countdown.Attempt(numbers=(8, 4, 3, 2), signs=("+", "*", "-"), values=(12, 36, 34))
     assert attempt.lines() == ["8+4=12", "12*3=36", "36-2=34"]
     assert (attempt.expression(), attempt.result) == ("(8+4)*3-2", 34)
-    product = countdown.Attempt(numbers=(8, 3, 4), signs=("*", "*"), values=(24, 96))
-    assert product.expression() == "8*3*4"
+    assert countdown.Attempt(numbers=(8, 3, 4), signs=("*", "*"), values=(24, 96)).expression() == "8*3*4"
 
 
 def test_a_search_misses_before_it_meets_the_target():

@@ -11,8 +11,7 @@ from exgrpo_cli.questions.made.word_problems import expression, make_word_proble
 
 def test_every_problem_is_english_with_one_number_per_operation_and_a_box():
     for question in make_word_problems(WordProblemSettings(num_train=200, num_heldout=80)).train:
-        text = question.prompt[0].content
-        story, _, request = text.rpartition("? ")
+        story, _, request = question.prompt[0].content.rpartition("? ")
         assert "\\boxed{}" in request and not re.search(r"[{}]", story)
         # "one of 3 equal parts" repeats its number; otherwise there is one for the start and one for each operation.
         numbers = re.sub(r"With (\d+) people at work it takes one of \1", r"With \1 people at work it takes one", story)
@@ -32,8 +31,7 @@ def test_one_chain_is_told_in_many_ways():
 
 
 def test_worked_examples_are_earlier_turns_of_chains_that_nobody_is_asked():
-    settings = WordProblemSettings(num_train=20, num_heldout=8, levels=(1, 2), examples=3)
-    split = make_word_problems(settings)
+    split = make_word_problems(WordProblemSettings(num_train=20, num_heldout=8, levels=(1, 2), examples=3))
     train, heldout = split.train, split.heldout
     turns = train[0].prompt[:-1]
     assert [turn.role for turn in turns] == ["user", "assistant"] * 3

@@ -118,8 +118,7 @@ def test_batch_metrics_leave_experiential_groups_to_replay_keys() -> None:
 
 
 def test_the_start_threshold_sees_all_rollouts_of_the_batch() -> None:
-    assert metrics.pass_at_1([group(C, W), group(W, W)]) == 0.25
-    assert math.isnan(metrics.pass_at_1([]))
+    assert metrics.pass_at_1([group(C, W), group(W, W)]) == 0.25 and math.isnan(metrics.pass_at_1([]))
 
 
 def test_log_prob_gap_is_absolute() -> None:

@@ -54,8 +54,7 @@ def test_a_guard_speaks_once_when_its_condition_has_lasted_and_again_after_a_bre
     notes = said(*[change] * (after + 30))
     assert list(notes) == [after]
     (note,) = notes[after]
-    assert note.startswith(f"step {after}: ")
-    assert re.search(words, note)
+    assert note.startswith(f"step {after}: ") and re.search(words, note)
     assert list(said(*[change] * after, {}, *[change] * after)) == [after, 2 * after + 1]
     assert said(*[change] * (after - 1), {}, *[change] * (after - 1)) == {}
 
@@ -66,8 +65,7 @@ def test_a_dip_between_validations_is_said_once_and_chance_is_not():
     notes = said(*[good] * 10, *[bad] * 10)
     assert list(notes) == [13] and "less than half of what it was within the last 20 steps: now 0.200" in notes[13][0]
     assert said(*[good | {"batch/questions": 4}] * 10, *[bad | {"batch/questions": 4}] * 10) == {}
-    slowly = [good | {"batch/pass_at_1": 0.6 - 0.01 * step} for step in range(50)]
-    assert list(said(*slowly[:30])) == []
+    assert list(said(*[good | {"batch/pass_at_1": 0.6 - 0.01 * step} for step in range(30)])) == []
     assert said(*[bad] * 10, *[good] * 10) == {}
     for seed in range(20):
         rates = np.random.default_rng(seed).binomial(8, 0.3, size=(200, 8)).mean(axis=1) / 8
@@ -77,8 +75,7 @@ def test_a_dip_between_validations_is_said_once_and_chance_is_not():
 def test_certainty_is_a_collapse_only_where_the_answers_are_wrong():
     certain, right = {"policy/entropy": 0.029}, {"policy/entropy": 0.029, "batch/pass_at_1": 0.9}
     # The first three steps have 0.3 nats a token on average: a tenth is 0.03.
-    assert list(said({}, {}, {}, *[certain] * 10)) == [8]
-    assert said({}, {}, {}, *[right] * 10) == {}
+    assert list(said({}, {}, {}, *[certain] * 10)) == [8] and said({}, {}, {}, *[right] * 10) == {}
     assert said({}, {}, {}, *[{"policy/entropy": 0.031}] * 10) == {}
 
 
@@ -96,11 +93,9 @@ def warnings_of(listener: Listener) -> list[str]:
 def test_a_run_whose_answers_are_all_cut_off_says_so_with_verdicts(small_config, tmp_path):
     listener = Listener()
     short = ("rollout.max_response_tokens=2", "rollout.questions_per_step=2", "data.heldout=none", "run.steps=20")
-    config = small_config(*short, "run.save_every=20", "replay.enabled=false")
-    train(config, tmp_path / "run", reporter=listener)
+    train(small_config(*short, "run.save_every=20", "replay.enabled=false"), tmp_path / "run", reporter=listener)
     told = warnings_of(listener)
-    assert len(told) == 3
-    assert told[0].startswith("step 3: no rollout of the last 3 steps earned a reward")
+    assert len(told) == 3 and told[0].startswith("step 3: no rollout of the last 3 steps earned a reward")
     assert "Verdicts: no answer 100%; responses are in samples/" in told[0]
     assert told[1].startswith("step 3: 100% of the responses reach rollout.max_response_tokens")
     assert told[2].startswith("step 20: in 20 steps no fresh group had both right and wrong answers")
