@@ -40,20 +40,11 @@ def modules_with_shapes() -> list[str]:
 
 install_import_hook(modules_with_shapes(), "shape_checks.checked")
 LONG_FILES = (
-    "training/test_smollm2.py",
-    "engines/test_sharded_policy.py",
-    "commands/test_vllm.py",
-    "commands/test_check.py",
-    "test_guide.py",
-    "training/test_loop.py",
-    "training/resuming/test_interrupted.py",
-    "studies/test_studies.py",
-    "ranks/test_ranks.py",
-    "commands/test_doctor.py",
-    "commands/test_train.py",
-    "evaluation/test_session.py",
+    "training/test_smollm2.py", "engines/test_sharded_policy.py", "commands/test_vllm.py", "commands/test_check.py",
+    "test_guide.py", "training/test_loop.py", "training/resuming/test_interrupted.py", "studies/test_studies.py",
+    "ranks/test_ranks.py", "commands/test_doctor.py", "commands/test_train.py", "evaluation/test_session.py",
     "questions/test_hub.py",
-)
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -139,18 +130,10 @@ def export_small_backbone(folder: Path, *, num_heads: int, num_kv_heads: int) ->
 
 
 SMALL_RUN = (
-    "arithmetic.levels=[2]",
-    "arithmetic.num_train=60",
-    "arithmetic.num_heldout=20",
-    "rollout.questions_per_step=8",
-    "replay.start_threshold=0.05",
-    "grading.grader=exact",
-    "run.steps=6",
-    "run.save_every=3",
-    "run.threads=1",
-    "run.plots=false",
-    "validation.samples=2",
-)
+    "arithmetic.levels=[2]", "arithmetic.num_train=60", "arithmetic.num_heldout=20", "rollout.questions_per_step=8",
+    "replay.start_threshold=0.05", "grading.grader=exact", "run.steps=6", "run.save_every=3", "run.threads=1",
+    "run.plots=false", "validation.samples=2",
+)  # fmt: skip
 """Settings of a run that takes a few seconds, with two updates a step; by the grader that needs no worker processes."""
 
 

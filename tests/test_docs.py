@@ -116,11 +116,8 @@ def test_the_page_on_architecture_names_files_that_are_there():
 
 
 HOW_TO = (
-    "custom-replay.md",
-    "cluster.md",
-    "publishing.md",
-    *(f"guide/{page.name}" for page in DOCS.glob("guide/*.md")),
-)
+    "custom-replay.md", "cluster.md", "publishing.md", *(f"guide/{page.name}" for page in DOCS.glob("guide/*.md")),
+)  # fmt: skip
 READ_FIRST = {f"docs/{page}": {"long_sentence": 25, "early_decimals": 3} for page in ("tutorial.md", *HOW_TO)}
 READ_FIRST["README.md"] = {"lines": 120, "early_numbers": 3, "early_decimals": 3, "long_sentence": 25}
 """Most that a page may have which is read in order, from its first line: see `Measures`."""

@@ -34,13 +34,8 @@ pytestmark = [
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PLAYED = {
-    "tutorial.md",
-    "your-data.md",
-    "your-model.md",
-    "your-reward.md",
-    "reading-a-run.md",
-    "a-study-of-your-own.md",
-}
+    "tutorial.md", "your-data.md", "your-model.md", "your-reward.md", "reading-a-run.md", "a-study-of-your-own.md",
+}  # fmt: skip
 """Pages of `test_guide.py`."""
 PAGES = [page for page in [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"] if page.name not in PLAYED]
 MATH, CHOICE = ("aime", "aime25", "amc", "math", "minerva", "olympiad_bench"), ("arc-c", "gpqa", "mmlu_pro")

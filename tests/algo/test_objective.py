@@ -190,11 +190,9 @@ def reference_gradient(surrogate: str, logprob: float, behaviour: float, advanta
     ratio = math.exp(logprob - behaviour)
     cut = ratio > 1.3 if advantage > 0 else ratio < 0.8
     return {
-        "shaped": -advantage * 0.1 * ratio / (ratio + 0.1) ** 2,
-        "raw": -advantage * ratio,
-        "clipped": 0.0 if cut else -advantage * ratio,
-        "likelihood": -1.0,
-    }[surrogate]
+        "shaped": -advantage * 0.1 * ratio / (ratio + 0.1) ** 2, "raw": -advantage * ratio,
+        "clipped": 0.0 if cut else -advantage * ratio, "likelihood": -1.0,
+    }[surrogate]  # fmt: skip
 
 
 @pytest.mark.parametrize("denominator", ["joint", "own"])

@@ -10,20 +10,10 @@ from exgrpo_cli.base.output import wrapped
 from exgrpo_cli.base.reporter import LiveReporter, PlainReporter, answer_rows, as_rows, print_table, step_view
 
 LINE = {
-    "step": 12,
-    "phase": "on-policy",
-    "batch/pass_at_1": 0.53125,
-    "reward/mean": 0.53125,
-    "replay/pass_at_1": 0.4,
-    "policy/entropy": 0.61,
-    "replay/questions": 1234,
-    "replay/trajectories": 98765,
-    "replay/retired": 7,
-    "replay/bucket/1": 30,
-    "replay/bucket/4": 15,
-    "length/mean": 61.2,
-    "time/step": 1.25,
-}
+    "step": 12, "phase": "on-policy", "batch/pass_at_1": 0.53125, "reward/mean": 0.53125, "replay/pass_at_1": 0.4,
+    "policy/entropy": 0.61, "replay/questions": 1234, "replay/trajectories": 98765, "replay/retired": 7,
+    "replay/bucket/1": 30, "replay/bucket/4": 15, "length/mean": 61.2, "time/step": 1.25,
+}  # fmt: skip
 SHOWN = (
     "held-out 0.500 before training", "0.531 on new questions", "0.400 on replayed ones", "1,234 questions", "98,765",
     "7 questions retired", "correct of 8:", "1:█30", "4:▅15", "5:-0", "61 tokens long", "entropy 0.610",

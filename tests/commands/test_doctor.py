@@ -25,11 +25,8 @@ def write_package(path: Path, name: str, version: str, code: str, *requires: str
     info = path / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir()
     lines = [
-        "Metadata-Version: 2.1",
-        f"Name: {name}",
-        f"Version: {version}",
-        *(f"Requires-Dist: {r}" for r in requires),
-    ]
+        "Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {r}" for r in requires),
+    ]  # fmt: skip
     (info / "METADATA").write_text("\n".join(lines) + "\n")
     (info / "RECORD").write_text(f"{name.replace('-cpu', '')}.py,sha256=,{len(code)}\n{info.name}/RECORD,,\n")
 

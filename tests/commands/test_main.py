@@ -79,15 +79,12 @@ def test_every_option_has_help_that_is_shown_word_by_word(name, monkeypatch, cap
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("exgrpo re", ["replay-stats", "report"]),
-        ("exgrpo train --time", ["--time-limit"]),
-        ("exgrpo train --method ent-m", ["ent-max", "ent-min"]),
-        ("exgrpo train --rollout v", ["vllm"]),
-        ("exgrpo ablate --regimes strong,spar", ["strong,sparse"]),
-        ("exgrpo evaluate aime24 math", ["math500"]),
+        ("exgrpo re", ["replay-stats", "report"]), ("exgrpo train --time", ["--time-limit"]),
+        ("exgrpo train --method ent-m", ["ent-max", "ent-min"]), ("exgrpo train --rollout v", ["vllm"]),
+        ("exgrpo ablate --regimes strong,spar", ["strong,sparse"]), ("exgrpo evaluate aime24 math", ["math500"]),
         ("exgrpo presets qwen-math-1", ["qwen-math-1.5b"]),
     ],
-)
+)  # fmt: skip
 def test_a_shell_completes_commands_options_and_values(line, offered, monkeypatch, capsys):
     monkeypatch.setenv("_EXGRPO_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", line)

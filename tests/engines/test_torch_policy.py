@@ -296,12 +296,10 @@ def unsuitable(kind: str) -> PreTrainedModel:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("logits", "does something to its logits after the head"),
-        ("attention", "asks its attention for 'softcap'"),
-        ("dropout", r"has dropout 0\.1"),
-        ("biased", "head with a bias"),
+        ("logits", "does something to its logits after the head"), ("attention", "asks its attention for 'softcap'"),
+        ("dropout", r"has dropout 0\.1"), ("biased", "head with a bias"),
     ],
-)
+)  # fmt: skip
 def test_models_whose_log_probs_would_be_wrong_are_refused(kind: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         build_policy(unsuitable(kind))
@@ -351,11 +349,8 @@ def test_moments_of_8_bits_are_small_rest_in_main_memory_and_are_restored_to_the
         return build_policy(copy.deepcopy(start), optim=optim)
 
     exact, narrow, resumed, resting = (
-        policy("float32"),
-        policy("8bit"),
-        policy("8bit"),
-        policy("8bit", offload_during_rollouts=True),
-    )
+        policy("float32"), policy("8bit"), policy("8bit"), policy("8bit", offload_during_rollouts=True),
+    )  # fmt: skip
     for each in (exact, narrow, resting):
         for _ in range(2):
             assert each.update(minibatch()).applied

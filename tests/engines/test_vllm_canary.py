@@ -12,12 +12,10 @@ from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.engines.vllm import proof
 
 SENT = {
-    "embed.weight": torch.arange(10.0).view(5, 2),
-    "o_proj.weight": torch.arange(8.0).view(2, 4),
-    "attn.q_proj.weight": torch.arange(16.0).view(8, 2),
-    "attn.k_proj.weight": -torch.arange(4.0).view(2, 2),
+    "embed.weight": torch.arange(10.0).view(5, 2), "o_proj.weight": torch.arange(8.0).view(2, 4),
+    "attn.q_proj.weight": torch.arange(16.0).view(8, 2), "attn.k_proj.weight": -torch.arange(4.0).view(2, 2),
     "norm.weight": torch.tensor([1.0, 2.0]),
-}
+}  # fmt: skip
 NAMES = frozenset(SENT)
 
 

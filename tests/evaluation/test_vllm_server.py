@@ -75,16 +75,9 @@ def test_seeds_routes_limits_and_refusals(url):
 @pytest.mark.timeout(400)
 def test_two_ranks_hold_one_vllm_engine(tmp_path, vllm_backbone):
     arguments = [
-        "--data",
-        str(questions_file(tmp_path, 6)),
-        "--model",
-        str(vllm_backbone),
-        "--device",
-        "cpu",
-        "--engine",
-        "vllm",
-        "--json",
-    ]
+        "--data", str(questions_file(tmp_path, 6)), "--model", str(vllm_backbone), "--device", "cpu", "--engine",
+        "vllm", "--json",
+    ]  # fmt: skip
     arguments += ["--max-tokens", "16", "--output", str(tmp_path / "results")]
     command = [sys.executable, "-m", "exgrpo_cli", "eval", *arguments, "--tensor-parallel"]
     finished = subprocess.run([*command, "2"], capture_output=True, text=True, check=False)

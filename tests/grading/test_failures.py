@@ -233,9 +233,5 @@ if __name__ == "__main__":
 def test_pool_works_in_forked_and_spawned_children_and_still_in_the_parent(user_graders: str, tmp_path: Path) -> None:
     stdout, stderr = run_script(tmp_path, FORKING).communicate(timeout=120)
     assert stdout.splitlines() == [
-        "fork ['correct', 'timeout']",
-        "0",
-        "spawn ['correct', 'timeout']",
-        "0",
-        "parent correct timeout",
-    ], stderr
+        "fork ['correct', 'timeout']", "0", "spawn ['correct', 'timeout']", "0", "parent correct timeout",
+    ], stderr  # fmt: skip

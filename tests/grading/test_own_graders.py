@@ -16,14 +16,10 @@ from exgrpo_cli.grading.verifiers import load_own
 @pytest.mark.parametrize(
     ("text", "verdict"),
     [
-        ("fine", Verdict.CORRECT),
-        ("verdict", Verdict.NO_ANSWER),
-        ("die", Verdict.CRASHED),
-        ("raise", Verdict.CRASHED),
-        ("hoard", Verdict.CRASHED),
-        ("hang", Verdict.TIMEOUT),
+        ("fine", Verdict.CORRECT), ("verdict", Verdict.NO_ANSWER), ("die", Verdict.CRASHED),
+        ("raise", Verdict.CRASHED), ("hoard", Verdict.CRASHED), ("hang", Verdict.TIMEOUT),
     ],
-)
+)  # fmt: skip
 def test_users_grader_is_charged_for_what_it_does_and_writes_nothing_to_stdout(
     user_graders: str, text: str, verdict: Verdict, capfd: pytest.CaptureFixture[str]
 ) -> None:

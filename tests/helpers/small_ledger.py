@@ -51,11 +51,9 @@ def part(folder: Path, table: str, step: int) -> Path:
 
 def num_rows(reader: LedgerReader) -> dict[str, int]:
     return {
-        "trajectories": len(reader.trajectories()),
-        "scores": len(reader.scores()),
-        "draws": len(reader.draws()),
+        "trajectories": len(reader.trajectories()), "scores": len(reader.scores()), "draws": len(reader.draws()),
         "events": len(reader.events()),
-    }
+    }  # fmt: skip
 
 
 def in_subprocess(script: str, *arguments: object, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:

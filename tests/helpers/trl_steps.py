@@ -118,6 +118,8 @@ class Given:
 
 
 rollout = config.rollout
+plain = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "disable_tqdm": True}
+plain |= {"report_to": "none", "save_strategy": "no"}
 torch.set_num_threads(1)
 with GradingPool(config.grading) as pool:
     trainer = Told(
@@ -127,9 +129,6 @@ with GradingPool(config.grading) as pool:
         reward_funcs=reward,
         args=GRPOConfig(
             output_dir=folder,
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
             learning_rate=config.optim.learning_rate,
             max_steps=1000,
             per_device_train_batch_size=rollout.questions_per_step * rollout.group_size // config.optim.minibatches,
@@ -140,9 +139,7 @@ with GradingPool(config.grading) as pool:
             temperature=rollout.temperature,
             seed=config.run.seed,
             beta=0.0,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
+            **plain,
         ),
         train_dataset=Dataset.from_list([{**asdict(each), "question_id": each.id} for each in questions]),
         processing_class=tokenizer,

@@ -81,12 +81,9 @@ def test_activations_of_packed_rows_are_what_autograd_keeps(prompt, response, mo
         batch = pack(rows, torch.device("cpu"))
         kept.append(_bytes_for_backward(model, lambda parts=parts, batch=batch: response_hidden(parts.body, batch)))
     settings = [
-        f"optim.microbatch_tokens={batch.input_ids.numel()}",
-        f"rollout.max_response_tokens={response}",
-        "rollout.group_size=8",
-        f"backbone.dtype={dtype}",
-        f"lora.rank={rank}",
-    ]
+        f"optim.microbatch_tokens={batch.input_ids.numel()}", f"rollout.max_response_tokens={response}",
+        "rollout.group_size=8", f"backbone.dtype={dtype}", f"lora.rank={rank}",
+    ]  # fmt: skip
     shape = memory.shape_of(_small_config(model_type, layers=2))
     planned = memory.layer_bytes(shape, build_config(assignments=settings), 1, prompt + response)
     assert kept[1] - kept[0] == pytest.approx(planned, rel=0.02)

@@ -13,17 +13,10 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SETTINGS = (
-    "word_problems.num_train=8",
-    "word_problems.num_heldout=2",
-    "word_problems.examples=0",
-    "rollout.questions_per_step=2",
-    "rollout.group_size=2",
-    "rollout.max_response_tokens=8",
-    "rollout.require_eos=false",
-    "run.threads=1",
-    "run.plots=false",
-    "validation.every=0",
-)
+    "word_problems.num_train=8", "word_problems.num_heldout=2", "word_problems.examples=0",
+    "rollout.questions_per_step=2", "rollout.group_size=2", "rollout.max_response_tokens=8",
+    "rollout.require_eos=false", "run.threads=1", "run.plots=false", "validation.every=0",
+)  # fmt: skip
 
 
 @pytest.fixture

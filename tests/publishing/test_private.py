@@ -13,13 +13,9 @@ from exgrpo_cli.publishing.private import Private
 
 HOST = "buildhost77.corp.internal"
 ENVIRONMENT = {
-    "HOSTNAME": HOST,
-    "DB_PASS": "correct-horse-battery",
-    "WEB_SESSION": 'Zq9"x+7\\k&é<t',
-    "DATABASE_URL": "postgres://alice:pw-of-alice-9@db/runs",
-    "KEYBOARD": "an ordinary value",
-    "TOKEN_LIMIT": "16",
-}
+    "HOSTNAME": HOST, "DB_PASS": "correct-horse-battery", "WEB_SESSION": 'Zq9"x+7\\k&é<t',
+    "DATABASE_URL": "postgres://alice:pw-of-alice-9@db/runs", "KEYBOARD": "an ordinary value", "TOKEN_LIMIT": "16",
+}  # fmt: skip
 SIGNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 LOOKS = (
     ("hf_", SIGNS, 34), ("ghp_", SIGNS, 36), ("github_pat_", SIGNS + "_", 82), ("glpat-", SIGNS + "-_", 20),

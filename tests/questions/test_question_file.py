@@ -118,12 +118,10 @@ def test_a_wrong_file_names_file_row_field_and_value(tmp_path, rows, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("empty.parquet", "has no questions"),
-        (".", "is a folder, not a question file"),
-        ("text.parquet", "cannot be read .*fetch it again"),
-        ("nowhere.parquet", "does not exist"),
+        ("empty.parquet", "has no questions"), (".", "is a folder, not a question file"),
+        ("text.parquet", "cannot be read .*fetch it again"), ("nowhere.parquet", "does not exist"),
     ],
-)
+)  # fmt: skip
 def test_an_empty_file_a_folder_another_format_and_no_file(tmp_path, name, message):
     question_file.write_questions(tmp_path / "empty.parquet", [], {})
     (tmp_path / "text.parquet").write_text("hello")

@@ -32,15 +32,12 @@ GROUPS = st.tuples(
 
 RULES = st.fixed_dictionaries(
     {
-        "lower_bound": st.sampled_from([0, 0, 1]),
-        "upper_bound": st.sampled_from([2, K - 1, K]),
-        "retirement": st.booleans(),
-        "count_fresh_only": st.booleans(),
-        "max_per_question": st.sampled_from([0, 0, 2]),
-        "max_age": st.sampled_from([0, 0, 2]),
+        "lower_bound": st.sampled_from([0, 0, 1]), "upper_bound": st.sampled_from([2, K - 1, K]),
+        "retirement": st.booleans(), "count_fresh_only": st.booleans(),
+        "max_per_question": st.sampled_from([0, 0, 2]), "max_age": st.sampled_from([0, 0, 2]),
         "cooldown": st.sampled_from([0, 1, 3]),
     }
-)
+)  # fmt: skip
 
 
 @dataclass

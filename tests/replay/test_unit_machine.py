@@ -24,18 +24,13 @@ PROBABILITY = float(np.exp(np.float64(LOGPROB)))
 
 RULES = st.fixed_dictionaries(
     {
-        "unit": st.sampled_from(["row", "group"]),
-        "priority": st.sampled_from(["advantage", "headroom", "latest"]),
-        "draw": st.sampled_from(["top", "proportional"]),
-        "age_decay": st.sampled_from([0.0, 2.0]),
-        "capacity": st.sampled_from([2, 4, 100]),
-        "eviction": st.sampled_from(["oldest", "lowest-priority"]),
-        "max_uses": st.sampled_from([0, 2]),
-        "max_age": st.sampled_from([0, 3]),
-        "retirement": st.booleans(),
+        "unit": st.sampled_from(["row", "group"]), "priority": st.sampled_from(["advantage", "headroom", "latest"]),
+        "draw": st.sampled_from(["top", "proportional"]), "age_decay": st.sampled_from([0.0, 2.0]),
+        "capacity": st.sampled_from([2, 4, 100]), "eviction": st.sampled_from(["oldest", "lowest-priority"]),
+        "max_uses": st.sampled_from([0, 2]), "max_age": st.sampled_from([0, 3]), "retirement": st.booleans(),
         "bias_correction": st.sampled_from([0.0, 0.4]),
     }
-)
+)  # fmt: skip
 
 
 @dataclass

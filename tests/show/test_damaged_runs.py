@@ -168,16 +168,11 @@ def test_odd_final_figures_and_validations_are_shown_or_named(run: Path, seed: i
     summary["heldout"] |= {"before": SCORE, "after": SCORE}
     lines = [
         {
-            "step": step,
-            "asked": "heldout",
-            "generated": 9 * step,
-            "samples": 2,
-            "correct": text,
-            "valid": text,
+            "step": step, "asked": "heldout", "generated": 9 * step, "samples": 2, "correct": text, "valid": text,
             "ids": [],
         }
         for step, text in ((0, "2 2 1 2"), (3, "0 1 0 0"))
-    ]
+    ]  # fmt: skip
     rng, named = random.Random(seed), 0
     for _ in range(60):
         (run / "summary.json").write_text(json.dumps(changed(summary, rng)))

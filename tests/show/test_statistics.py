@@ -134,13 +134,9 @@ def test_questions_come_with_their_text_and_history(small_run: Path) -> None:
     history = asked.question_history(record, "aaa")
     told = [(row["step"], row["event"], row["trajectory_id"], row["bucket"]) for row in history["events"]]
     assert told == [
-        (1, "collected", 0, 2),
-        (1, "collected", 1, 2),
-        (2, "scored", 1, None),
-        (2, "selected", 0, 2),
-        (2, "moved", None, 3),
-        (2, "collected", 2, 3),
-    ]
+        (1, "collected", 0, 2), (1, "collected", 1, 2), (2, "scored", 1, None), (2, "selected", 0, 2),
+        (2, "moved", None, 3), (2, "collected", 2, 3),
+    ]  # fmt: skip
     assert [row["entropy"] for row in history["events"]] == [0.2, 0.6, 0.6, 0.2, None, 0.4]
     assert [history[name] for name in ("question_id", "answer", "state")] == ["aaa1", "3", "bucket 3"]
     never_solved = asked.question_history(record, "aab2")

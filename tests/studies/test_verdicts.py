@@ -172,18 +172,8 @@ def test_a_claim_reads_not_run_until_all_of_its_seeds_are_there() -> None:
     _, row = output.claim_rows([outcome(claim, {"exgrpo": {}, "grpo": {}})])
     contrast = "pass_at_1: exgrpo minus grpo > 0.05"
     assert row == [
-        "more is better",
-        "sparse",
-        contrast,
-        "",
-        "",
-        "",
-        "0.05",
-        "not run",
-        "0 of 8, not fixed",
-        "0.0 M",
-        "0 s",
-    ]
+        "more is better", "sparse", contrast, "", "", "", "0.05", "not run", "0 of 8, not fixed", "0.0 M", "0 s",
+    ]  # fmt: skip
 
 
 FIXED = "2026-11-01T12:00:00+00:00"
@@ -288,12 +278,10 @@ def test_an_arm_is_compared_with_the_on_policy_arm_of_its_own_questions(tmp_path
     alone = claim_of("alone", {**CLAIM, "claim": {**other, "regime": "search"}, "contrast": CLAIM["contrast"][1:]})
     study = planning.plan_claims([*claims, alone], tmp_path / "all")
     assert {arm.name: arm.baseline for arm in study.arms} == {
-        "sparse: grpo": "sparse: grpo",
-        "sparse: exgrpo": "sparse: grpo",
-        "sparse: grpo (other)": "sparse: grpo (other)",
-        "sparse: exgrpo (other)": "sparse: grpo (other)",
+        "sparse: grpo": "sparse: grpo", "sparse: exgrpo": "sparse: grpo",
+        "sparse: grpo (other)": "sparse: grpo (other)", "sparse: exgrpo (other)": "sparse: grpo (other)",
         "search: exgrpo": "",
-    }
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -35,12 +35,10 @@ def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "command",
     [
-        ["train", "--resume", "--output", "theirs"],
-        ["train", "--config", "theirs/config.toml"],
-        ["ablate", "--config", "theirs/config.toml"],
-        ["prepare", "--config", "theirs/config.toml"],
+        ["train", "--resume", "--output", "theirs"], ["train", "--config", "theirs/config.toml"],
+        ["ablate", "--config", "theirs/config.toml"], ["prepare", "--config", "theirs/config.toml"],
     ],
-)
+)  # fmt: skip
 def test_code_of_a_file_is_refused_unseen(foreign, tmp_path, command, capsys) -> None:
     if command[0] == "ablate":
         text = (foreign / "config.toml").read_text().replace('method = "exgrpo"\n', "")

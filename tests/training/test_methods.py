@@ -26,11 +26,9 @@ SMALL = (
     f"rollout.group_size={K}", f"run.steps={STEPS}", "run.save_every=2", "replay.start_threshold=0",
 )  # fmt: skip
 EARLY = {
-    "adv-per": ("replay.warmup_steps=1",),
-    "repo": ("replay.min_stored=4", "replay.per_question=4"),
-    "su01": ("replay.upper_bound=2", "replay.retire_at=3"),
-    "headroom-drift": ("replay.max_drift=0.5",),
-}
+    "adv-per": ("replay.warmup_steps=1",), "repo": ("replay.min_stored=4", "replay.per_question=4"),
+    "su01": ("replay.upper_bound=2", "replay.retire_at=3"), "headroom-drift": ("replay.max_drift=0.5",),
+}  # fmt: skip
 """What lets a method replay within a few steps of a few questions."""
 METHODS = [name for name in preset_names("methods") if load_preset("methods", name)["about"].get("group") == "replay"]
 ENGINES = pytest.mark.engines

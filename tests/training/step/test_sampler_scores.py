@@ -80,13 +80,10 @@ def test_a_run_goes_on_with_the_log_probs_it_began_with(small_config: Callable[.
 @pytest.mark.parametrize(
     ("settings", "source"),
     [
-        ((), "sampler"),
-        (("backbone.dtype=bfloat16",), "trainer"),
-        (("optim.engine=deepspeed",), "trainer"),
-        (("rollout.engine=vllm",), "trainer"),
-        (("rollout.logprobs=engine",), "engine"),
+        ((), "sampler"), (("backbone.dtype=bfloat16",), "trainer"), (("optim.engine=deepspeed",), "trainer"),
+        (("rollout.engine=vllm",), "trainer"), (("rollout.logprobs=engine",), "engine"),
     ],
-)
+)  # fmt: skip
 def test_the_sampler_stands_for_the_trainer_where_both_compute_alike(settings, source, small_config) -> None:
     """The same weights in float32; `config.toml` names the choice."""
     assert settle.settle(small_config(*settings), survey.survey_machine())[0].rollout.logprobs == source
