@@ -119,22 +119,21 @@ def run(arguments: list[str], commands: typer.Typer = app) -> int:
         where = f"{error.filename}: " if error.filename else ""
         return _report(arguments, error, f"exgrpo: {where}{error.strerror or error}.", errors.EXIT_STOPPED)
     except BaseException as error:
+        said = _one_line(str(error))
         if errors.is_exhaustion(error):
             line = (
-                f"exgrpo: the system gave no more memory or threads ({_one_line(str(error)) or type(error).__name__}): "
+                f"exgrpo: the system gave no more memory or threads ({said or type(error).__name__}): "
                 "free some, raise a limit (ulimit -v, -u), or use less. What was saved is whole."
             )
             return _report(arguments, error, line, errors.EXIT_STOPPED)
         if "(os error " in str(error):
             # So safetensors and tokenizers name what the system refused them, the room on a disk above all.
-            line = f"exgrpo: {_one_line(str(error))}: make room, or choose another place. What was saved is whole."
+            line = f"exgrpo: {said}: make room, or choose another place. What was saved is whole."
             return _report(arguments, error, line, errors.EXIT_STOPPED)
         if not isinstance(error, Exception):
             raise
         # The one handler of what nobody foresaw: a line, not a traceback.
-        line = (
-            f"exgrpo: unexpected {type(error).__name__}: {_one_line(str(error))} Run again with --debug to see where."
-        )
+        line = f"exgrpo: unexpected {type(error).__name__}: {said} Run again with --debug to see where."
         return _report(arguments, error, line, errors.EXIT_STOPPED)
     if code == errors.EXIT_INTERRUPTED:
         # Typer turns a Ctrl-C inside a command into this code.

@@ -71,9 +71,8 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         if is_dataclass(kind):
             groups[name] = kind
             kinds |= get_type_hints(kind)
-            defaults |= {
-                each.name: inspect.Parameter.empty if each.default is MISSING else each.default for each in fields(kind)
-            }
+            empty = inspect.Parameter.empty
+            defaults |= {each.name: empty if each.default is MISSING else each.default for each in fields(kind)}
         elif name != "return":
             kinds[name], defaults[name] = kind, inspect.signature(command).parameters[name].default
     words = {name: own.get(name) or shared[name] for name in own.get("options", kinds)}

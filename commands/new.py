@@ -26,10 +26,9 @@ def new(kind: Literal["study", "method", "grader"], name: str, quiet: bool = Fal
 
     path = Path(name + Path(_FILES[kind]).suffix)
     module = name.isidentifier() and not keyword.iskeyword(name) and find_spec(name) is None
+    is_name = re.fullmatch(r"[A-Za-z][\w-]{0,99}", name, re.A)
     refused = {
-        "is no name: take letters, digits, _ and -, a letter first": not re.fullmatch(
-            r"[A-Za-z][\w-]{0,99}", name, re.A
-        ),
+        "is no name: take letters, digits, _ and -, a letter first": not is_name,
         f"is there already as {path}: take another name, or move that away": path.exists(),
         "cannot be imported as a module of yours: take another, such as my_reward": kind == "grader" and not module,
         "is a preset's name: take another, such as my-method": kind == "method" and name in preset_names("methods"),

@@ -54,6 +54,5 @@ def write_page(folder: Path, *, quiet: bool) -> None:
     except ExgrpoError as error:
         talk(f"exgrpo: no report: {error}")
     except KeyboardInterrupt:
-        raise Interrupted(
-            f"stopped while the page was written, all else is there; write it with: exgrpo report {folder}"
-        ) from None
+        how = f"write it with: exgrpo report {folder}"
+        raise Interrupted(f"stopped while the page was written, all else is there; {how}") from None

@@ -217,7 +217,6 @@ def _next_commands(start: "RunStart") -> list[str]:
     known = config.backbone.name in preset_names("backbones") and config.run.method in preset_names("methods")
     if known and load_preset("backbones", config.backbone.name)["data"]["train"] == config.data.train:
         methods = ",".join(dict.fromkeys(("grpo", config.run.method, "exgrpo")))
-        more = (
-            f"compare methods       exgrpo ablate --methods {methods} --backbone {config.backbone.name} --steps {steps}"
-        )
+        arms = f"--methods {methods} --backbone {config.backbone.name} --steps {steps}"
+        more = f"compare methods       exgrpo ablate {arms}"
     return [f"  ask the model         exgrpo sample {run} {shlex.quote(asked)}", f"  {look}", f"  {more}"]

@@ -45,6 +45,11 @@ def in_markdown(text: str) -> str:
     return line.replace("](", "]&#40;").replace("`", "&#96;").replace("|", "&#124;")
 
 
+def unmarked(written: Callable[[str], str]) -> Callable[[object], object]:
+    """For a template's values: texts as `written`, but for those that are marked up already."""
+    return lambda value: written(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
 def wrapped(text: str, stream: Any) -> str:
     """The text with its lines wrapped between words where `stream` is a terminal, elsewhere as it is.
 

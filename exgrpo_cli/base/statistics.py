@@ -63,13 +63,17 @@ def avg_at_k(correct: Counts, samples: int, rng: np.random.Generator) -> Score:
     At k=1 the interval is Wilson's, otherwise the bootstrap over questions, widened to allow for unlike questions that
     these do not show (`_with_unseen`): near 0 and 1 there is little or nothing to resample.
     """
-    questions = _num_questions(correct)
-    value = float(correct.mean()) / samples
-    if samples == 1:
-        low, high = wilson(value * questions, questions)
+    _num_questions(correct)
+    return _score(float(correct.mean()) / samples, correct / samples, samples, rng, is_whole=samples == 1)
+
+
+def _score(value: float, rates: Rates, k: int, rng: np.random.Generator, *, is_whole: bool) -> Score:
+    """The score of mean `value` with its interval: Wilson's where each of the rates is 0 or 1, `is_whole`."""
+    if is_whole:
+        low, high = wilson(value * len(rates), len(rates))
     else:
-        low, high = _with_unseen(bootstrap_interval(correct / samples, rng), value, questions, smallest=0.0)
-    return Score(value=value, low=low, high=high, samples=samples, questions=questions)
+        low, high = _with_unseen(bootstrap_interval(rates, rng), value, len(rates), smallest=0.0)
+    return Score(value=value, low=low, high=high, samples=k, questions=len(rates))
 
 
 def mean_of_scores(scores: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
@@ -151,12 +155,7 @@ def pass_at_k_score(correct: Counts, samples: int, k: int, rng: np.random.Genera
     the interval is Wilson's. `Score.samples` is k.
     """
     values = pass_at_k_by_question(correct, samples, k)
-    value = float(values.mean())
-    if k == samples:
-        low, high = wilson(float(values.sum()), len(values))
-    else:
-        low, high = _with_unseen(bootstrap_interval(values, rng), value, len(values), smallest=0.0)
-    return Score(value=value, low=low, high=high, samples=k, questions=len(values))
+    return _score(float(values.mean()), values, k, rng, is_whole=k == samples)
 
 
 def pass_at_ks(samples: int) -> list[int]:

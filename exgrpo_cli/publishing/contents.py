@@ -170,9 +170,8 @@ def _with_model(package: Package, model: Path, about: Mapping[str, Any]) -> Pack
         elif path.name != "README.md":
             others.append(path.name)
     if others:
-        warnings.warn(
-            f"{model} has more than the run wrote, which stays here: {', '.join(others)}.", ToolkitWarning, stacklevel=2
-        )
+        more = f"{model} has more than the run wrote, which stays here: {', '.join(others)}."
+        warnings.warn(more, ToolkitWarning, stacklevel=2)
     base, card = _base(about["config"])
     front = {
         "library_name": "transformers",

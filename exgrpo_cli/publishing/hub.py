@@ -106,12 +106,10 @@ def _explained(repo: str, *, under_way: bool) -> Iterator[None]:
         # ValueError.
         reason = first_line(error if status else error.__cause__ or error).rstrip(".:")
         if under_way:
-            raise RunError(
-                f"the upload to {repo} broke off ({reason}): run the same command again, what arrived is kept."
-            ) from error
-        raise InputError(
-            f"{endpoint} cannot be asked about {repo} ({reason}): check the network and HF_ENDPOINT."
-        ) from error
+            remedy = "run the same command again, what arrived is kept"
+            raise RunError(f"the upload to {repo} broke off ({reason}): {remedy}.") from error
+        remedy = "check the network and HF_ENDPOINT"
+        raise InputError(f"{endpoint} cannot be asked about {repo} ({reason}): {remedy}.") from error
     finally:
         logger.setLevel(level)
 

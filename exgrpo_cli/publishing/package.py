@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from markupsafe import Markup
 
 from exgrpo_cli.base.errors import InputError, first_line
-from exgrpo_cli.base.output import in_markdown, printable
+from exgrpo_cli.base.output import in_markdown, printable, unmarked
 from exgrpo_cli.publishing.private import QUOTED, Private
 
 MARKER = "exgrpo.json"
@@ -62,17 +62,11 @@ def _check_weights(private: Private, path: Path) -> None:
         with safe_open(path, "numpy"):
             pass
     except SafetensorError as error:
-        raise InputError(
-            f"{path} is no whole safetensors file ({first_line(error)}): restore it from a copy."
-        ) from error
+        reason = first_line(error)
+        raise InputError(f"{path} is no whole safetensors file ({reason}): restore it from a copy.") from error
     with path.open("rb") as file:
         header = file.read(int.from_bytes(file.read(8), "little"))
     private.check(header.decode(errors="replace"), f"the header of {path}", quoted=True)
-
-
-def _in_card(value: object) -> object:
-    """A value as a card shows it; what is marked up already stays."""
-    return in_markdown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,14 +123,12 @@ class Package:
         from huggingface_hub import CardData
         from jinja2 import Environment
 
-        default = next(iter(tables), "")
-        configs = [
-            {"config_name": name, "data_files": path, "default": name == default} for name, path in tables.items()
-        ]
+        first = next(iter(tables), "")
+        configs = [{"config_name": name, "data_files": path, "default": name == first} for name, path in tables.items()]
         data = CardData(**front, configs=configs or None)
         named = data.to_dict() | values | {"card_data": Markup(printable(data.to_yaml()))}
         source = Path(__file__).with_name(template).read_text(encoding="utf-8")
-        card = Environment(finalize=_in_card).from_string(source).render(**named)
+        card = Environment(finalize=unmarked(in_markdown)).from_string(source).render(**named)
         self.write("README.md", card, "the card")
         self.write(MARKER, json.dumps(self.origin, indent=2) + "\n", "the name of the run or study")
         return self

@@ -61,10 +61,9 @@ class Layout:
     @property
     def wanted(self) -> tuple[str, ...]:
         """Top-level columns that are read."""
-        names = [
-            part for name in (*self.columns, *self.own.values(), *self.left_empty) if name for part in parts_of(name)
-        ]
-        return tuple(dict.fromkeys(name.partition(".")[0] for name in names))
+        named = (*self.columns, *self.own.values(), *self.left_empty)
+        parts = (part for name in named if name for part in parts_of(name))
+        return tuple(dict.fromkeys(part.partition(".")[0] for part in parts))
 
     def question(self, row: Row, source: str) -> Question:
         """The question of a row, from `source` where it says nothing else; raises UnusableRow with the reason."""
@@ -99,9 +98,8 @@ def joined(row: Row, name: str) -> Any:
     if not before or not isinstance(last, str):
         return last
     texts = [text.strip() for text in before if isinstance(text, str) and text.strip() and text.strip() not in last]
-    return (
-        " ".join([*texts, last]) if all(len(text) < _PASSAGE_CHARS for text in texts) else "\n\n".join([*texts, last])
-    )
+    between = " " if all(len(text) < _PASSAGE_CHARS for text in texts) else "\n\n"
+    return between.join([*texts, last])
 
 
 def recognise(where: str, rows: Sequence[Row], asked: PrepareRequest) -> Layout:

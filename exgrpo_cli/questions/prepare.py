@@ -160,12 +160,10 @@ def prepare(source: str, output: Path, options: PrepareOptions, progress: audit.
     started, split = time.perf_counter(), options.request.split
     outputs = outputs_of(source, output, options)
     if is_made(source):
-        reports = [
-            PrepareReport(
-                source=Source(name=source, split=name, files=()), layout="built-in", num_read=len(part), questions=part
-            )
-            for name, part in zip(("train", "held-out"), make_split(source, options.settings), strict=True)
-        ]
+        reports = []
+        for name, part in zip(("train", "held-out"), make_split(source, options.settings), strict=True):
+            made = Source(name=source, split=name, files=())
+            reports.append(PrepareReport(source=made, layout="built-in", num_read=len(part), questions=part))
     else:
         reports = [read_source(source, options.request, progress)]
     reports = [_audit(source, report, options, progress) for report in reports]
@@ -273,9 +271,8 @@ def _audit(source: str, report: PrepareReport, options: PrepareOptions, progress
     if report.layout == MULTIPLE_CHOICE and grading.grader == "math":
         grading = replace(grading, grader="choice")
     with GradingPool(grading) as pool:
-        questions = audit.sift(
-            questions, partial(audit.gold_reasons, pool=pool), "verifying gold answers", dropped, progress
-        )
+        check = partial(audit.gold_reasons, pool=pool)
+        questions = audit.sift(questions, check, "verifying gold answers", dropped, progress)
     if options.benchmarks:
         index = audit.BenchmarkIndex(options.benchmarks, size=options.request.ngram)
         check = partial(index.reasons, threshold=options.request.overlap)

@@ -34,6 +34,8 @@ TEMPLATE_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError,
 
 Tokenizer = Any
 """A tokenizer of transformers."""
+Ids = Int32[np.ndarray, " prompt_tokens"]
+"""Token ids of a prompt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,14 +140,12 @@ def seen_text(template: Template, question: Question, tokenizer: Tokenizer) -> s
     return f"{tokenizer.decode(ids[:start])}{text}{tokenizer.decode(ids[start + len(own) :])}"
 
 
-def encode(template: Template, question: Question, tokenizer: Tokenizer) -> Int32[np.ndarray, " prompt_tokens"]:
+def encode(template: Template, question: Question, tokenizer: Tokenizer) -> Ids:
     """Token ids of the prompt."""
     return np.asarray(_token_ids(template, [question], tokenizer)[0], dtype=np.int32)
 
 
-def encode_all(
-    template: Template, questions: Sequence[Question], tokenizer: Tokenizer
-) -> list[Int32[np.ndarray, " prompt_tokens"]]:
+def encode_all(template: Template, questions: Sequence[Question], tokenizer: Tokenizer) -> list[Ids]:
     """Token ids of each question's prompt."""
     batches = (questions[start : start + _BATCH] for start in range(0, len(questions), _BATCH))
     return [np.asarray(ids, dtype=np.int32) for batch in batches for ids in _token_ids(template, batch, tokenizer)]
@@ -153,7 +153,7 @@ def encode_all(
 
 def encode_within(
     template: Template, questions: Sequence[Question], tokenizer: Tokenizer, *, max_tokens: int
-) -> dict[str, Int32[np.ndarray, " prompt_tokens"]]:
+) -> dict[str, Ids]:
     """Token ids of each prompt, by the question's id.
 
     Raises InputError naming the longest question, its length and the limit where a prompt exceeds `max_tokens`.
@@ -195,9 +195,8 @@ def _tokenized(texts: list[str], tokenizer: Tokenizer, *, add_special_tokens: bo
         # Rust's panic, over a pattern that never matches, is no Exception.
         if type(error).__name__ != "PanicException":
             raise
-        raise InputError(
-            f"The backbone's tokenizer fails at a prompt ({first_line(error)}): use a backbone you trust."
-        ) from error
+        reason = first_line(error)
+        raise InputError(f"The backbone's tokenizer fails at a prompt ({reason}): use a backbone you trust.") from error
     return ids
 
 

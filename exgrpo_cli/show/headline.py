@@ -54,13 +54,11 @@ def study_headline(report: Mapping[str, Any], *, seeds_needed: int) -> str:
     effect = arm["difference"]
     sign = -1 if effect["mean"] < 0 else 1
     low, high = sorted(sign * effect[end] for end in ("low", "high"))
-    ahead, behind = (name, arm["baseline"])[::sign]
+    ahead, other = (name, arm["baseline"])[::sign]
     among = f", the best of {len(compared)} arms," if len(compared) > 1 and sign > 0 else ""
     seeds = f"{effect['seeds']} seed{'s' * (effect['seeds'] != 1)}"
     within = f"95\u00a0% interval [{low:+.3f}, {high:+.3f}], {seeds}" if effect["seeds"] > 1 else seeds
-    by = (
-        f"{ahead}{among} is ahead of {behind} by {abs(effect['mean']):.3f} in held-out pass@1 after training ({within})"
-    )
+    by = f"{ahead}{among} is ahead of {other} by {abs(effect['mean']):.3f} in held-out pass@1 after training ({within})"
     if effect["seeds"] < seeds_needed:
         return f"{by}. No verdict: that takes a claim made beforehand, and {seeds_needed} seeds."
     if low > 0 and (arm["p_holm"] is None or arm["p_holm"] < 0.05):

@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 
 from exgrpo_cli.base.errors import ExgrpoError
 from exgrpo_cli.base.files import write_text
-from exgrpo_cli.base.output import printable
+from exgrpo_cli.base.output import printable, unmarked
 from exgrpo_cli.show.figures import style
 from exgrpo_cli.show.figures.written import as_svg, make_readable
 
@@ -110,15 +110,10 @@ def gather(sections: Mapping[str, Sequence[Iterator[Block]]]) -> dict[str, list[
 def write_page(page: Page, path: Path) -> None:
     """Write the page whole or not at all. Raises RunError where it cannot be written."""
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_finished
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=unmarked(printable)
     )
     environment.globals |= {"cells": cells, "SMALL": SMALL}
     write_text(path, environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(page=page))
-
-
-def _finished(value: object) -> object:
-    """A value as a page shows it; what is marked up already stays."""
-    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def figure_block(name: str, figure: "Drawn") -> FigureBlock:

@@ -22,6 +22,7 @@ from exgrpo_cli.show.draw_test import draw_test
 from exgrpo_cli.show.record import Columns, RunRecord, question_texts, table_rows
 
 Numbers = dict[str, Any]
+Steps, Members = Int64[np.ndarray, " steps"], Int64[np.ndarray, " members"]
 
 MOST_REPLAYED = 10
 """Questions listed."""
@@ -108,9 +109,7 @@ def question_states(record: RunRecord) -> Numbers:
     }
 
 
-def _buffer_contents(
-    events: EventColumns, num_steps: int
-) -> tuple[Int64[np.ndarray, "steps buckets"], Int64[np.ndarray, " steps"]]:
+def _buffer_contents(events: EventColumns, num_steps: int) -> tuple[Int64[np.ndarray, "steps buckets"], Steps]:
     """Questions per bucket and trajectories of buffered questions, after every step.
 
     With the events grouped by question, each one takes its question out of the bucket that the previous one left it in,
@@ -138,7 +137,7 @@ def _buffer_contents(
     return questions.cumsum(axis=0), trajectories.cumsum()
 
 
-def _seen(record: RunRecord, num_steps: int) -> Int64[np.ndarray, " steps"]:
+def _seen(record: RunRecord, num_steps: int) -> Steps:
     """Distinct questions the stream has given out after each step.
 
     The stream is a permutation of the training set, so that up to its end every fresh draw is a question not seen
@@ -183,9 +182,7 @@ def replays(record: RunRecord) -> Numbers:
     }
 
 
-def rows_of_units(
-    record: RunRecord, units: Int64[np.ndarray, " units"]
-) -> tuple[Int64[np.ndarray, " members"], Int64[np.ndarray, " members"]]:
+def rows_of_units(record: RunRecord, units: Int64[np.ndarray, " units"]) -> tuple[Members, Members]:
     """Position among `units` and trajectory row of each of their members, unit by unit."""
     if not record.config.replay.draws_groups:
         return np.arange(len(units)), record.rows_of(units)
@@ -255,12 +252,9 @@ def entropy_of_choice(record: RunRecord) -> Numbers:
     selected = np.bincount(numbers, weights=np.where(scores.chosen, scores.entropy, 0.0))[kept] / num_chosen[kept]
     first = np.zeros(len(counts), dtype=np.int64)
     first[numbers] = scores.step
+    entropy = {"selected": _mean(selected), "available": _mean(available), "share_with_choice": _mean(counts[kept] > 1)}
     return {
-        "entropy": {
-            "selected": _mean(selected),
-            "available": _mean(available),
-            "share_with_choice": _mean(counts[kept] > 1),
-        },
+        "entropy": entropy,
         "over_time": {
             "entropy_selected": mean_by_step(first[kept], selected, last),
             "entropy_available": mean_by_step(first[kept], available, last),

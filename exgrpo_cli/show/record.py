@@ -153,12 +153,9 @@ def read_run(run: Path) -> RunRecord:
         # Steps whose replays are not known would count as steps without any.
         metrics = RunMetrics([row for row in metrics.rows if row["step"] <= reader.last_step])
     text = {TRAJECTORIES: ["question_id"], SCORES: ["trajectory_id"]}
-    tables = {
-        name: reader.table(
-            name, [_STORED.get(each, each) for each in columns.split()] + text.get(name, []), dictionary=True
-        )
-        for name, columns in COLUMNS.items()
-    }
+    known = {name: {each: _STORED.get(each, each) for each in own.split()} for name, own in COLUMNS.items()}
+    names = {name: [*own.values(), *text.get(name, ())] for name, own in known.items()}
+    tables = {name: reader.table(name, columns, dictionary=True) for name, columns in names.items()}
     tables[EVENTS] = reader.table(EVENTS, dictionary=True)
     training_ids = flat(read_question_columns(run, ["id"]).column("id"))
     named = [encoded_words(tables[name].column("question_id"))[0] for name in (EVENTS, TRAJECTORIES)]
@@ -166,8 +163,7 @@ def read_run(run: Path) -> RunRecord:
     born = tables[TRAJECTORIES]
     tables[TRAJECTORIES] = born = born.take(np.argsort(born.column("trajectory_id").to_numpy(), kind="stable"))
     found = {
-        name: Columns(**{each: column(tables[name], _STORED.get(each, each)) for each in columns.split()})
-        for name, columns in COLUMNS.items()
+        name: Columns(**{each: column(tables[name], its) for each, its in own.items()}) for name, own in known.items()
     }
     found[TRAJECTORIES].question = question_numbers(born, question_ids)
     # A score's question is that of its trajectory, so that the longest table needs no text column.

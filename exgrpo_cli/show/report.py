@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import starmap
 from pathlib import Path
 from shlex import quote
 
@@ -86,9 +87,9 @@ def run_page(run: Path, *, linked: bool = False) -> page.Page:
     record = cache(lambda: read_run(run))
     files = page.Links({file: words for file, words in WORDS["files"].items() if (run / file).exists()}, linked)
     sections: dict[str, Sequence[Iterator[page.Block]]] = {
-        "Result": (_figures(run, ("learning",)), _result(folder)),
+        "Result": (starmap(page.figure_block, figures.training_figures(run, ("learning",))), _result(folder)),
         "Warnings": (map(page.warning, map(_sentence, _remarks(folder, record))),),
-        "Training": (_figures(run, ("diagnostics", "learning-tokens", "memorising")),),
+        "Training": (starmap(page.figure_block, figures.training_figures(run, figures.TRAINING[1:])),),
         "Replay": (_replay(run, record),),
         "Verdicts and responses": (_responses(folder),),
         "How to repeat it": (_repeat(run),),
@@ -109,11 +110,6 @@ def run_page(run: Path, *, linked: bool = False) -> page.Page:
         sections=page.gather(sections),
         footer=f"Made by exgrpo report from {name}/: everything on this page is in that folder.",
     )
-
-
-def _figures(run: Path, names: Sequence[str]) -> Iterator[page.Block]:
-    for name, figure in figures.training_figures(run, names):
-        yield page.figure_block(name, figure)
 
 
 SCORE = tables.declared("score", {"95 % interval": lambda score: f"{score['low']:.3f} to {score['high']:.3f}"})
@@ -190,18 +186,15 @@ def _replay(run: Path, record: Callable[[], RunRecord]) -> Iterator[page.Block]:
         told = statistics.summarise(record())
         yield page.Paragraph(WORDS["sections"]["Replay"])
         yield tables.overview({run.resolve().name: told})
-        for name, figure in statistics.replay_figures(told):
-            yield page.figure_block(name, figure)
+        yield from starmap(page.figure_block, statistics.replay_figures(told))
         if told["entropy"]["by_bucket"]:
             yield tables.entropies(told)
         yield page.Paragraph("exgrpo replay-stats RUN --step N shows what a step replayed, with the responses.")
 
 
 def _repeat(run: Path) -> Iterator[page.Block]:
-    config, name = read_config(run), run.resolve().name
-    yield page.Paragraph(
-        f"exgrpo train --config {_place(run)}/config.toml --output {quote(f'runs/{name}-again')}", "code"
-    )
+    config, again = read_config(run), quote(f"runs/{run.resolve().name}-again")
+    yield page.Paragraph(f"exgrpo train --config {_place(run)}/config.toml --output {again}", "code")
     yield settings_block(differing_settings(config), f"backbone {config.backbone.name} with method {config.run.method}")
 
 
@@ -293,16 +286,14 @@ def _comparison(study: Study, report: Numbers) -> Iterator[page.Block]:
     if not report["arms"]:
         yield page.Paragraph("No run has finished yet.")
         return
-    drawn = output.study_figures(study, report)
-    blocks = {name: page.figure_block(name, figure) for name, figure in drawn.items()}
+    blocks = {name: page.figure_block(name, figure) for name, figure in output.study_figures(study, report).items()}
     yield from (blocks.pop(name) for name in ("curves", "differences") if name in blocks)
     yield from map(page.warning, map(_sentence, report["warnings"]))
-    budgets = output.budgets(study)
     yield from _abreast(output.score_rows(report), f"Arms: {output.TITLE}")
     yield page.Paragraph(WORDS["sections"]["Arms"])
     yield page.Paragraph(output.chance_remark(report))
     yield from _abreast(output.endpoint_rows(report), "Other endpoints, difference from the baseline in brackets")
-    yield from _abreast(output.spending_rows(report), f"Spent, means over seeds; {budgets}")
+    yield from _abreast(output.spending_rows(report), f"Spent, means over seeds; {output.budgets(study)}")
     yield from blocks.values()
 
 
@@ -343,6 +334,5 @@ def _arms(study: Study) -> Iterator[page.Block]:
         rows = [[name, "by seed", *row[2:]] if name in by_seed else row for name, row in listed.items()]
         yield settings_block(rows, f"{arm.name}'s method {arm.method}")
     if study.runs:
-        yield page.Paragraph(
-            f"exgrpo train --config {_place(study.folder)}/ARM/seed-N/config.toml --output again", "code"
-        )
+        settings_file = f"{_place(study.folder)}/ARM/seed-N/config.toml"
+        yield page.Paragraph(f"exgrpo train --config {settings_file} --output again", "code")

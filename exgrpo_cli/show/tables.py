@@ -84,13 +84,12 @@ def latest(values: np.ndarray) -> str:
     return count(values[-1])
 
 
-def total(values: np.ndarray) -> str:
-    """The sum of counts, as text."""
-    return count(values.sum())
-
-
 TABLES = tables(__file__, "tables.toml")
-OVER_STEPS = {"average": average, "latest": latest, "total": total}
+OVER_STEPS: Mapping[str, Callable[[np.ndarray], str]] = {
+    "average": average,
+    "latest": latest,
+    "total": lambda values: count(values.sum()),
+}
 """Ways to put values of several steps together as text."""
 
 
@@ -217,11 +216,9 @@ def _step_tables(label: str, step: Numbers) -> Iterator[Table]:
     if step["units"]:
         rows, caption = _beginning(step["units"], "rows", nothing)
         yield table_of(f"{label}: scanned {drawn}", UNIT, rows, caption=caption, words=True, bold="unit_id")
-    elif step["buckets"] or not step["questions"]:
-        said = "succ.: right answers at the latest visit; with 0, the stored ones are of an earlier visit" * bool(
-            step["buckets"]
-        )
-        yield table_of(f"{label}: buckets {at}", OFFER, step["buckets"], caption=nothing or said)
+    elif (offers := step["buckets"]) or not step["questions"]:
+        said = "succ.: right answers at the last visit; with 0, the stored ones are of an earlier visit" * bool(offers)
+        yield table_of(f"{label}: buckets {at}", OFFER, offers, caption=nothing or said)
     if step["questions"]:
         rows, caption = _beginning(step["questions"], "candidates")
         yield table_of(f"{label}: drawn {drawn}", DRAWN, rows, caption=caption, words=True, bold="question_id")

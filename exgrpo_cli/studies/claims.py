@@ -276,13 +276,12 @@ def outcome(claim: Claim, results: Mapping[str, Results]) -> dict[str, Any]:
     complete = known if len(known) == len(effects) else []
     runs = [result for by_seed in results.values() for result in by_seed.values()]
     totals = [result.totals for result in runs]
+    found = endpoints.verdict(complete, [each.threshold for each in claim.contrasts], needed=len(claim.seeds))
     return {
         "title": claim.about.title,
         "source": claim.about.source,
         "regime": claim.terms.regime,
-        "verdict": endpoints.verdict(
-            complete, [each.threshold for each in claim.contrasts], needed=len(claim.seeds)
-        ).value,
+        "verdict": found.value,
         "seeds": min(len(by_seed) for by_seed in results.values()),
         "seeds_needed": len(claim.seeds),
         "fixed": claim.fixed and claim.fixed.at.isoformat(),

@@ -242,9 +242,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "newly_solved": Endpoint("unsolved questions ever solved", lambda result: result.newly_solved),
     "newly_solved_at_end": Endpoint("unsolved questions solved at the end", newly_solved_at_end),
     # 1 where the run did not collapse.
-    "intact": Endpoint(
-        "share of runs not collapsed", lambda run: None if run.collapsed is None else 1.0 - run.collapsed
-    ),
+    "intact": Endpoint("share of uncollapsed runs", lambda run: None if run.collapsed is None else 1.0 - run.collapsed),
     "valid": Endpoint("valid traces", of_traces("valid")),
     "valid_auc": Endpoint("AUC of low entropy for valid traces", of_traces("auc")),
     "valid_auc_within": Endpoint("AUC of low entropy for valid traces of a question", of_traces("auc_within")),

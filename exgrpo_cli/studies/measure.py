@@ -37,6 +37,7 @@ from exgrpo_cli.show.record import LEDGER_FOLDER, QUESTIONS_FILE, keeps_experien
 Validations = Sequence[Validation]
 Counts = Mapping[str, int]
 """By question."""
+Weights = Float64[np.ndarray, " questions"]
 MOST_TRACES = 4000
 """Trajectories whose steps are checked; of more, so many spread over the run."""
 COLLAPSED_BELOW = 0.5
@@ -226,21 +227,16 @@ def ledger_counts(run: Path) -> tuple[Counter[str], Counter[str], dict[str, Any]
     return replayed, successes, question_lives(visits)
 
 
-def pass_rates(
-    validations: Sequence[Validation], weights: Float64[np.ndarray, " questions"] | Bool[np.ndarray, " questions"]
-) -> results.PassRates:
+def pass_rates(validations: Validations, weights: Weights | Bool[np.ndarray, " questions"]) -> results.PassRates:
     """pass@1 at the first and at the last validation, with a weight for each question, or of some of them."""
     if not weights.any():
         return results.PassRates(questions=0, before=None, after=None)
-    before, after = (
-        float(np.average(each.correct / each.samples, weights=weights)) for each in (validations[0], validations[-1])
-    )
+    ends = (validations[0], validations[-1])
+    before, after = (float(np.average(each.correct / each.samples, weights=weights)) for each in ends)
     return results.PassRates(questions=int((weights > 0).sum()), before=before, after=after)
 
 
-def same_level_weights(
-    levels: Sequence[str | None], wanted: Mapping[str | None, int]
-) -> Float64[np.ndarray, " questions"]:
+def same_level_weights(levels: Sequence[str | None], wanted: Mapping[str | None, int]) -> Weights:
     """Weights that give questions of these levels the shares of `wanted`; all alike where they have none in common."""
     there = Counter(levels)
     weights = np.array([wanted.get(level, 0) / there[level] for level in levels], dtype=np.float64)

@@ -200,9 +200,8 @@ def parse_seeds(text: str) -> list[int]:
     if "," not in text:
         numbers = list(range(numbers[0])) if numbers and numbers[0] <= MOST_SEEDS else []
     if not numbers:
-        raise InputError(
-            f"--seeds {shown(text)} is neither a number of seeds from 1 to {MOST_SEEDS} nor a list such as 0,1,5."
-        )
+        forms = f"a number of seeds from 1 to {MOST_SEEDS} nor a list such as 0,1,5"
+        raise InputError(f"--seeds {shown(text)} is neither {forms}.")
     return numbers
 
 
@@ -250,10 +249,8 @@ def with_results(runs: Sequence[studies.StudyRun], found: Sequence[RunResult], e
     Arms that differ in nothing that a hash tells, precision say, have none: of them run folders count.
     """
     by_key = {(each.config_hash, each.seed, amount): each for each in found for amount in (each.budget_amount, None)}
-    keys = [
-        (config_hash(expected(run, equal)), run.seed, run.config.run.budget_amount if equal == "steps" else None)
-        for run in runs
-    ]
+    amounts = [run.config.run.budget_amount if equal == "steps" else None for run in runs]
+    keys = [(config_hash(expected(run, equal)), run.seed, own) for run, own in zip(runs, amounts, strict=True)]
     times = Counter(keys)
     pairs = zip(runs, keys, strict=True)
     return [replace(run, result=by_key.get(key)) if times[key] == 1 else run for run, key in pairs]

@@ -135,9 +135,8 @@ class Slurm:
         jobs = self.study.folder.resolve() / JOBS_FOLDER
         jobs.mkdir(parents=True, exist_ok=True)
         # submitit unpickles what lies in its folder by the number of a job: nothing does that was there before.
-        executor = make_executor(
-            self.study, self.settings, Path(mkdtemp(prefix=f"{datetime.now():%Y%m%d-%H%M%S}-", dir=jobs))
-        )
+        own = Path(mkdtemp(prefix=f"{datetime.now():%Y%m%d-%H%M%S}-", dir=jobs))
+        executor = make_executor(self.study, self.settings, own)
         try:
             with executor.batch():
                 return [executor.submit(task) for task in tasks]

@@ -246,9 +246,6 @@ def last_line(log: Path) -> str:
 if __name__ == "__main__":
     warn_in_log()
     settings, folder, parent, *rest = sys.argv[1:]
-    hosts = None
-    if len(rest) > 1:
-        hosts = Hosts(number=int(rest[0]), own=int(rest[1]), address=rest[2], port=int(rest[3]))
-    sys.exit(
-        main(Path(settings), Path(folder), lambda: os.getppid() != int(parent), hosts=hosts, resume=rest == [RESUME])
-    )
+    hosts = Hosts(number=int(rest[0]), own=int(rest[1]), address=rest[2], port=int(rest[3])) if len(rest) > 1 else None
+    code = main(Path(settings), Path(folder), lambda: os.getppid() != int(parent), hosts=hosts, resume=rest == [RESUME])
+    sys.exit(code)

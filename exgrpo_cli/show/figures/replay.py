@@ -159,9 +159,8 @@ def entropy_at_birth(told: Numbers) -> "Figure | None":
     ratios = [each["hard_over_easy"] for each in windows if np.isfinite(each["hard_over_easy"])]
     ends = " to ".join(dict.fromkeys(f"{end(ratios):.2f}" for end in (min, max))) if ratios else ""
     known = f": {ends} times that of easy ones of the same steps" if ratios else ", by difficulty"
-    return style.entitle(
-        style.categories_figure(labels, points, **axis), f"Entropy of right answers to hard questions{known}"
-    )
+    figure = style.categories_figure(labels, points, **axis)
+    return style.entitle(figure, f"Entropy of right answers to hard questions{known}")
 
 
 def draws_against_promise(told: Numbers) -> "Figure | None":

@@ -88,9 +88,8 @@ def learning_curve(metrics: RunMetrics, heldout: Mapping[str, Scores]) -> "Figur
         style.count_axis(axes, "step", last_step, margin=0.02)
         axes.set(ylabel="pass@1", ylim=(0, 1))
         style.mark_phase_start(axes, metrics.first_mixed_step, label=True)
-        style.legend_of_all(
-            figure, [axes], axes.get_legend_handles_labels()[1], ncols=1 + (len(drawn) + len(heldout) > 2)
-        )
+        names = axes.get_legend_handles_labels()[1]
+        style.legend_of_all(figure, [axes], names, ncols=1 + (len(names) > 2))
         style.explain_smoothing(figure, *max(windows, default=(0, 1)))
         title = learning_title(metrics, heldout)
         return style.entitle(figure, f"{title[0].upper()}{title[1:]}" if heldout else title)

@@ -327,9 +327,11 @@ def row_height(row: Row) -> float:
     return 1.0 + 0.45 * row.label.count("\n") + (0.42 * row.above.count("\n") + 0.2) * bool(row.above)
 
 
-def draw_categories(
-    axes: "Axes", labels: Sequence[str], points: Mapping[str, Mapping[int, Sequence[float]]], **look: Any
-) -> None:
+Categories = Mapping[str, Mapping[int, Sequence[float]]]
+"""By name and place a mean and the ends of its interval."""
+
+
+def draw_categories(axes: "Axes", labels: Sequence[str], points: Categories, **look: Any) -> None:
     """A line a name over the places of the labels: by place its mean and the ends of its interval.
 
     Each name is a little to the right of the one before, so that intervals stay apart.
@@ -345,9 +347,7 @@ def draw_categories(
     axes.grid(visible=False, axis="x")
 
 
-def categories_figure(
-    labels: Sequence[str], points: Mapping[str, Mapping[int, Sequence[float]]], **axis: Any
-) -> "Figure":
+def categories_figure(labels: Sequence[str], points: Categories, **axis: Any) -> "Figure":
     """Means with the ends of their intervals at labelled places; `axis` are those of matplotlib's `Axes.set`."""
     with styled():
         figure, (axes,) = new_figure(height=2.8)

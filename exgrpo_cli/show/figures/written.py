@@ -96,10 +96,8 @@ def _areas(axes: "Axes", height: float, scale: float) -> str:
             x0, x1, y0, y1 = (box.x0, box.x1, low, high) if row else (low, high, box.y0, box.y1)
             where = f'x="{x0 * scale:.1f}" y="{height - y1 * scale:.1f}"'
             size = f'width="{(x1 - x0) * scale:.1f}" height="{(y1 - y0) * scale:.1f}"'
-            title = escape("\n".join(told[place]), quote=False)
-            drawn.append(
-                f'<rect class="value" {where} {size} fill="none" pointer-events="all"><title>{title}</title></rect>\n'
-            )
+            title = "<title>" + escape("\n".join(told[place]), quote=False) + "</title>"
+            drawn.append(f'<rect class="value" {where} {size} fill="none" pointer-events="all">{title}</rect>\n')
     return "".join(drawn)
 
 
@@ -110,15 +108,11 @@ def save(figure: "Figure", folder: Path, name: str, formats: Sequence[str] = ("p
     with styled():
         for suffix in formats:
             path = folder / f"{name}.{suffix}"
-            dpi = PNG_DPI if suffix == "png" else "figure"
             if suffix == "svg":
                 write_text(path, as_svg(figure, UNDATED["svg"]))
             else:
-                write_whole(
-                    path,
-                    partial(
-                        figure.savefig, format=suffix, dpi=dpi, metadata=UNDATED.get(suffix), bbox_inches=_whole(figure)
-                    ),
-                )
+                dpi, metadata = PNG_DPI if suffix == "png" else "figure", UNDATED.get(suffix)
+                look = {"dpi": dpi, "metadata": metadata, "bbox_inches": _whole(figure)}
+                write_whole(path, partial(figure.savefig, format=suffix, **look))
             paths.append(path)
     return paths
