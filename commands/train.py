@@ -65,11 +65,8 @@ def train(
         # Before the headline; of several ranks the first one makes the folder.
         RunFolder.check_new(start.folder)
     if launcher == "slurm":
-        for name, given in (
-            ("--check", check),
-            ("--time-limit", time_limit),
-            ("--nproc", request.options.get("run", {}).get("nproc")),
-        ):
+        nproc = request.options.get("run", {}).get("nproc")
+        for name, given in (("--check", check), ("--time-limit", time_limit), ("--nproc", nproc)):
             if given:
                 raise InputError(f"{name} is for this host: leave it out; [slurm] of --config says what it asks for.")
         _launch(start, request, speech, dry_run=dry_run)

@@ -71,10 +71,8 @@ def merge_adapter(model: "PreTrainedModel", folder: Path, base: Base) -> None:
     from exgrpo_cli.engines.lora import IN_FILES, fingerprint, merged
 
     if fingerprint(model) != base.fingerprint:
-        raise InputError(
-            f"{folder} is an adapter of other weights than {base.backbone.source!r} has: restore the backbone that the "
-            "run was started with."
-        )
+        remedy = "restore the backbone that the run was started with"
+        raise InputError(f"{folder} is an adapter of other weights than {base.backbone.source!r} has: {remedy}.")
     with reading_model(folder, "adapter that fits its backbone"), torch.no_grad():
         config = read_json(folder / CONFIG_FILE, {"r": int, "lora_alpha": int})
         weights = load_file(folder / WEIGHTS_FILE)

@@ -76,12 +76,8 @@ def converted(file: Path, notice: Notice) -> Path:
     copy that is built again. Raises InputError as `gguf_config`.
     """
     _require_file(file)
-    return cached_folder(
-        name=file.stem.lower(),
-        key={"format": 1, "sha256": file_digest(file)},
-        build=lambda folder: _convert(file, folder),
-        notice=notice,
-    )
+    key = {"format": 1, "sha256": file_digest(file)}
+    return cached_folder(name=file.stem.lower(), key=key, build=lambda folder: _convert(file, folder), notice=notice)
 
 
 def _convert(file: Path, folder: Path) -> None:

@@ -230,9 +230,8 @@ def accumulate_gradient(model: Qwen2ForCausalLM, rows: list[Row], pad_id: int) -
         # The response and its EOS are learned, the prompt is not.
         targets = pad([torch.tensor([_IGNORED] * len(prompt) + response) for prompt, response in part], True, _IGNORED)
         logits = model(input_ids=input_ids).logits[:, :-1]
-        loss = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=_IGNORED, reduction="sum"
-        )
+        scores, wanted = logits.flatten(0, 1), targets[:, 1:].flatten()
+        loss = torch.nn.functional.cross_entropy(scores, wanted, ignore_index=_IGNORED, reduction="sum")
         (loss / num_learned).backward()
 
 

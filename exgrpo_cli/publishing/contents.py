@@ -84,10 +84,8 @@ def _require_own(folder: Path) -> None:
         # `resolve` fails where a link leads to itself.
         end = Path(os.path.realpath(path))
         if not end.is_relative_to(whole):
-            raise InputError(
-                f"{path} is a link to {end}, outside {folder}: what is there would be published. Put a copy "
-                "in its place."
-            )
+            danger = "what is there would be published. Put a copy in its place"
+            raise InputError(f"{path} is a link to {end}, outside {folder}: {danger}.")
         if not (path.is_file() or path.is_dir()):
             raise InputError(f"{path} is neither a file nor a folder: nothing was published. Remove it.")
 
@@ -224,10 +222,8 @@ def _with_ledger(package: Package, run: Path, about: Mapping[str, Any]) -> Packa
     num_rows = _write_rows(package, run, about["config"].backbone.source, reader)
     # With the names of their sources alone, and without how they were made.
     source = run / record.QUESTIONS_FILE
-    questions = [
-        replace(question, source=package.private.redact(question.source, str(source)))
-        for question in read_questions(source).questions
-    ]
+    public = package.private.redact
+    questions = [replace(each, source=public(each.source, str(source))) for each in read_questions(source).questions]
     write_questions(package.place(str(record.QUESTIONS_FILE)), questions, {})
     package.copy(write_report(run, package.place("report.html")))
     tables = {ROWS: f"{ROWS}/*.parquet", "questions": str(record.QUESTIONS_FILE), **_write_tables(package, reader)}

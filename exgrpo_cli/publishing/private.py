@@ -172,12 +172,9 @@ class Private:
         try:
             self.check("\n\0\n".join(dict.fromkeys(rows)), where)
         except InputError:
+            remedy = "leave the row's question out of the training set, or publish without the ledger (--no-ledger)."
             for row, text in enumerate(rows, first):
-                self.check(
-                    text,
-                    f"{where}, row {row}",
-                    "leave the row's question out of the training set, or publish without the ledger (--no-ledger).",
-                )
+                self.check(text, f"{where}, row {row}", remedy)
             raise
 
     def _refuse_secrets(self, text: str, where: str) -> None:
@@ -185,10 +182,8 @@ class Private:
         long = "\n".join(_LONG.findall(text))
         if own or (found := _first_match(LOOKS, long, long) or _first_match(SENTENCES, text, text)):
             which = f", the value of {own}" if own else f" that begins with {found[:4]!r}"
-            raise InputError(
-                f"{where} holds a secret{which}: nothing was published. Remove it there, and replace it where it is "
-                "valid."
-            )
+            remedy = "Remove it there, and replace it where it is valid"
+            raise InputError(f"{where} holds a secret{which}: nothing was published. {remedy}.")
 
 
 def _first_match(rules: Rules, marked: str, text: str) -> str:

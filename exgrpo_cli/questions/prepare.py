@@ -178,9 +178,8 @@ def prepare(source: str, output: Path, options: PrepareOptions, progress: audit.
         reports = [replace(train, other=heldout), replace(heldout, other=train, is_heldout=True)]
     # The held-out file first: a training file that names it must find it.
     for report, names in reversed(list(zip(reports, beside, strict=False))):
-        question_file.write_questions(
-            report.output, report.questions, {**_metadata(report, options), **names}, options.request.layout
-        )
+        metadata = {**_metadata(report, options), **names}
+        question_file.write_questions(report.output, report.questions, metadata, options.request.layout)
     return reports
 
 

@@ -187,10 +187,8 @@ def _tokenized(texts: list[str], tokenizer: Tokenizer, *, add_special_tokens: bo
             # verbose=False: a prompt over the limit is our error to report, not a warning of the tokenizer.
             ids: list[list[int]] = tokenizer(texts, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
     except Expired:
-        raise InputError(
-            f"The backbone's tokenizer is not done with {len(texts)} prompts after {seconds:.0f} s: use a backbone you "
-            "trust."
-        ) from None
+        late = f"is not done with {len(texts)} prompts after {seconds:.0f} s"
+        raise InputError(f"The backbone's tokenizer {late}: use a backbone you trust.") from None
     except BaseException as error:
         # Rust's panic, over a pattern that never matches, is no Exception.
         if type(error).__name__ != "PanicException":
@@ -211,10 +209,8 @@ def require_bounded(tokenizer: Tokenizer, where: str) -> None:
         part = getattr(backend, name, None)
         growth = 0 if part is None else _growth(json.loads(part.__getstate__()))
         if growth > MOST_GROWTH:
-            raise InputError(
-                f"{where}: the {name} of tokenizer.json may make {growth:.0e} of one character, over {MOST_GROWTH}: "
-                "use a tokenizer you trust."
-            )
+            most = f"{growth:.0e} of one character, over {MOST_GROWTH}"
+            raise InputError(f"{where}: the {name} of tokenizer.json may make {most}: use a tokenizer you trust.")
 
 
 def _growth(part: Any) -> float:
@@ -268,10 +264,8 @@ def _chat_texts(template: Template, asked: Sequence[Sequence[Message]], tokenize
 
 
 def _untrusted(fault: str) -> InputError:
-    return InputError(
-        f"The backbone's chat template {fault}: use another template (--set data.template=bare), or a backbone you "
-        "trust."
-    )
+    remedy = "use another template (--set data.template=bare), or a backbone you trust"
+    return InputError(f"The backbone's chat template {fault}: {remedy}.")
 
 
 def _is_think_open(text: str) -> bool:

@@ -242,10 +242,8 @@ def _iter_questions(path: Path, layout: FileLayout) -> Iterator[tuple[str, Quest
         values = {field: reach(row, name) for field, name in names.items()}
         for field in (field for field in _REQUIRED if field in names and field != "prompt"):
             if not isinstance(values[field], str) or not values[field].strip():
-                raise InputError(
-                    f"{where}, field {names[field]!r} is {values[field]!r}: every question needs a text there. Remove "
-                    "or correct the row."
-                )
+                remedy = "every question needs a text there. Remove or correct the row"
+                raise InputError(f"{where}, field {names[field]!r} is {values[field]!r}: {remedy}.")
         level, metadata = values["level"], own_metadata(values["metadata"])
         if layout == "canonical" and values["metadata"] is not None and metadata is None:
             raise InputError(

@@ -319,10 +319,8 @@ def _cached(hub: HubId) -> Path:
 def _not_cached(what: str) -> InputError:
     from huggingface_hub import constants
 
-    return InputError(
-        f"{what} is not in the cache {constants.HF_HUB_CACHE} and HF_HUB_OFFLINE is set: unset it, or fetch the data "
-        "set first."
-    )
+    remedy = "unset it, or fetch the data set first"
+    return InputError(f"{what} is not in the cache {constants.HF_HUB_CACHE} and HF_HUB_OFFLINE is set: {remedy}.")
 
 
 def read_card(file: Path) -> Mapping[str, Any]:

@@ -310,10 +310,8 @@ def _runs(study: Study, broken: list[tuple[Path, str]], linked: bool) -> Iterato
     for path, reason in broken:
         yield page.warning(f"{page.NOT_SHOWN}{path.parent.name}/{path.name}: {reason}")
     if elsewhere := carried(study):
-        yield page.warning(
-            f"{page.NOT_SHOWN}settings and buffers of {len(elsewhere)} of {len(rows)} runs, of which the results alone "
-            "are here (--results)"
-        )
+        lacking = f"settings and buffers of {len(elsewhere)} of {len(rows)} runs"
+        yield page.warning(f"{page.NOT_SHOWN}{lacking}, of which the results alone are here (--results)")
     folders = [run.folder.relative_to(study.folder) for run in study.runs]
     yield page.Links({f"{folder}/": "the run" for folder in folders}, linked)
     if study.runs:

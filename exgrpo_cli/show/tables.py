@@ -84,12 +84,13 @@ def latest(values: np.ndarray) -> str:
     return count(values[-1])
 
 
+def total(values: np.ndarray) -> str:
+    """The sum of counts, as text."""
+    return count(values.sum())
+
+
 TABLES = tables(__file__, "tables.toml")
-OVER_STEPS: Mapping[str, Callable[[np.ndarray], str]] = {
-    "average": average,
-    "latest": latest,
-    "total": lambda values: count(values.sum()),
-}
+OVER_STEPS = {"average": average, "latest": latest, "total": total}
 """Ways to put values of several steps together as text."""
 
 

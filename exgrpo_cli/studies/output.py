@@ -103,12 +103,8 @@ def endpoint_rows(report: Numbers) -> Rows:
 
 def chance_remark(report: Numbers) -> str:
     """The number of other endpoints' differences that leave out 0, beside the number that do so by chance."""
-    found = [
-        each["difference"]
-        for arm in report["arms"].values()
-        for name, each in arm["endpoints"].items()
-        if name not in ELSEWHERE
-    ]
+    arms = report["arms"].values()
+    found = [each["difference"] for arm in arms for name, each in arm["endpoints"].items() if name not in ELSEWHERE]
     varied = [each for each in found if each and each["spread"] > 0]
     clear = sum(each["low"] > 0 or each["high"] < 0 for each in varied)
     return (

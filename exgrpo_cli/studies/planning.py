@@ -322,10 +322,8 @@ def plan_claims(claims: Sequence[Claim], folder: Path, request: StudyRequest | N
     for claim in claims:
         claim_results(claim, study.arms, results)
     of_run = [[each for each in begun_for[run.arm.name] if run.seed in each.seeds] for run in study.runs]
-    runs = tuple(
-        run.given(claims=tuple(f"{claim.name} {hashes[claim.name]}" for claim in own))
-        for run, own in zip(study.runs, of_run, strict=True)
-    )
+    told = [tuple(f"{claim.name} {hashes[claim.name]}" for claim in own) for own in of_run]
+    runs = tuple(run.given(claims=own) for run, own in zip(study.runs, told, strict=True))
     on = {"backbone": backbone} if backbone else {}
     stated = {claim.name: {**claim.stated, "claim": {**claim.stated["claim"], **on}} for claim in claims}
     return replace(study, runs=runs, claims=stated, run_seconds=run_seconds)

@@ -153,7 +153,5 @@ def updates_remarks(arms: Mapping[str, Numbers]) -> Iterator[str]:
         unlike = [each for each, number in updates.items() if not usual / UNLIKE <= number <= usual * UNLIKE]
         if usual and unlike:
             listed = ", ".join(f"{each} {updates[each]:.0f}" for each in [name, *unlike])
-            yield (
-                f"updates differ: {listed}. More of them act like a higher learning rate; "
-                "--vary optim.learning_rate=... tells the two apart."
-            )
+            remedy = "--vary optim.learning_rate=... tells the two apart"
+            yield f"updates differ: {listed}. More of them act like a higher learning rate; {remedy}."

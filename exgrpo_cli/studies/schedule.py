@@ -118,10 +118,8 @@ class Slurm:
     def of(cls, study: Study, settings: SlurmSettings) -> "Slurm":
         """Raises InputError for several runs of several hosts, and for a cluster or a folder that cannot be used."""
         if settings.nodes > 1 and len(study.runs) > 1:
-            raise InputError(
-                f"slurm.nodes = {settings.nodes}: each run of a study has one host; `exgrpo train --launcher slurm` "
-                "spreads one run over several."
-            )
+            instead = "`exgrpo train --launcher slurm` spreads one run over several"
+            raise InputError(f"slurm.nodes = {settings.nodes}: each run of a study has one host; {instead}.")
         require_writable(study.folder / JOBS_FOLDER)
         require_slurm()
         return cls(study=study, settings=settings, at_once=len(study.runs))
@@ -280,10 +278,8 @@ def run_study(study: Study, launcher: Processes | Slurm, reporter: Reporter) -> 
     reporter.note(f"{len(study.runs)} runs, {len(study.runs) - len(waiting)} finished already")
     failed = run_all(study, waiting, launcher, reporter, f"the same command goes on with the study in {study.folder}")
     for run, reason in failed[:1]:
-        raise RunError(
-            f"{len(failed)} of {len(study.runs)} runs failed, first {run.label}: {reason} (see {run.log}); the same "
-            "command tries them again."
-        )
+        many = f"{len(failed)} of {len(study.runs)} runs failed"
+        raise RunError(f"{many}, first {run.label}: {reason} (see {run.log}); the same command tries them again.")
 
 
 def run_all(

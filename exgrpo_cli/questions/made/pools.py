@@ -98,9 +98,8 @@ def _distinct(what: str, questions: Iterator[Question], count: int) -> Collectio
     while len(found) < count:
         question = next(questions, None)
         if question is None or idle == _MOST_IDLE + _IDLE_PER_QUESTION * len(found):
-            raise InputError(
-                f"{what} run out at {len(found)} of the {count} asked for: ask for fewer or use higher levels."
-            )
+            remedy = "ask for fewer or use higher levels"
+            raise InputError(f"{what} run out at {len(found)} of the {count} asked for: {remedy}.")
         idle = idle + 1 if question.prompt[-1].content in found else 0
         found.setdefault(question.prompt[-1].content, question)
     return found.values()

@@ -56,10 +56,8 @@ def worked_examples(settings: WordProblemSettings) -> tuple[Message, ...]:
 def solution(chain: Chain) -> str:
     """The operations one after the other, and the answer in a box."""
     values = values_of(chain)
-    steps = [
-        f"{before:.0f} {sign} {operand} = {after:.0f}"
-        for (sign, operand), before, after in zip(chain[1:], values[:-1], values[1:], strict=True)
-    ]
+    made = zip(chain[1:], values[:-1], values[1:], strict=True)
+    steps = [f"{before:.0f} {sign} {operand} = {after:.0f}" for (sign, operand), before, after in made]
     return f"{', '.join(steps)}. The answer is \\boxed{{{values[-1]:.0f}}}."
 
 

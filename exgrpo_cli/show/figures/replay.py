@@ -170,10 +170,8 @@ def draws_against_promise(told: Numbers) -> "Figure | None":
     if not rows:
         return None
     labels = [f"{row['bucket']}/{row['num_members']}" for row in rows]
-    points = {
-        label: {place: [row[name]] * 3 for place, row in enumerate(rows)}
-        for label, name in (("drawn", "drawn"), ("promised", "expected"))
-    }
+    keys = {"drawn": "drawn", "promised": "expected"}
+    points = {label: {place: [row[key]] * 3 for place, row in enumerate(rows)} for label, key in keys.items()}
     axis: dict[str, Any] = {"xlabel": "successes at the last visit", "ylabel": "questions drawn", "ylim": (0, None)}
     figure, p_value = style.categories_figure(labels, points, **axis), found["p_value"]
     if p_value is None:
