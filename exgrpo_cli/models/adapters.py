@@ -55,10 +55,8 @@ def base_of(folder: Path) -> Base:
     """Backbone of the adapter in `folder`. Raises InputError where none is named, or the weights are missing."""
     for name in (BASE_FILE, WEIGHTS_FILE):
         if not (folder / name).is_file():
-            raise InputError(
-                f"{folder} is an adapter without {name}: name one that exgrpo has written, or merge it with peft "
-                "(merge_and_unload, then save_pretrained) and name that folder."
-            )
+            remedy = "or merge it with peft (merge_and_unload, then save_pretrained) and name that folder"
+            raise InputError(f"{folder} is an adapter without {name}: name one that exgrpo has written, {remedy}.")
     base: Base = msgspec.convert(read_json(folder / BASE_FILE, Base), Base)
     return base
 

@@ -114,10 +114,8 @@ def render(template: Template, question: Question, tokenizer: Tokenizer) -> str:
     if template.question_form is not None:
         turns = [message for message in question.prompt if message.role != "system"]
         if len(turns) != 1:
-            raise InputError(
-                f"Question {question.id} has {len(turns)} turns and the template {template.name!r} takes one: "
-                f"use a chat template (--set data.template=chat)."
-            )
+            unlike = f"has {len(turns)} turns and the template {template.name!r} takes one"
+            raise InputError(f"Question {question.id} {unlike}: use a chat template (--set data.template=chat).")
         return template.question_form.replace("{question}", turns[0].content)
     return _chat_texts(template, [messages_for(template, question)], tokenizer)[0]
 
@@ -249,10 +247,8 @@ def _chat_texts(template: Template, asked: Sequence[Sequence[Message]], tokenize
         raise _untrusted(f"needs more than {TEMPLATE_BYTES / 2**30:g} GiB for a prompt") from None
     except (jinja2.TemplateError, *TEMPLATE_ERRORS) as error:
         roles = [turn["role"] for turn in conversations[len(texts)]]
-        raise InputError(
-            f"The backbone's chat template refuses a prompt with the roles {roles} ({error}): use another template "
-            f"(--set data.template=bare)."
-        ) from error
+        refusal, remedy = f"the roles {roles} ({error})", "use another template (--set data.template=bare)"
+        raise InputError(f"The backbone's chat template refuses a prompt with {refusal}: {remedy}.") from error
     for text, turns in zip(texts, conversations, strict=True):
         if len(text) > TEMPLATE_CHARS + sum(len(turn["content"]) for turn in turns):
             raise _untrusted(f"makes a prompt of {len(text):,} characters, over {TEMPLATE_CHARS:,} beyond the question")

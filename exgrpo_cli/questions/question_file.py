@@ -216,10 +216,8 @@ def _own_metadata(path: Path, schema: pa.Schema) -> dict[str, Any]:
     except (ValueError, RecursionError):
         metadata = None
     if not isinstance(metadata, dict):
-        raise InputError(
-            f"{path} is damaged: the metadata that `prepare` wrote are no JSON table. Restore it from a copy, or make "
-            f"a file of it as it is with `exgrpo prepare {path}`."
-        )
+        remedy = f"Restore it from a copy, or make a file of it as it is with `exgrpo prepare {path}`"
+        raise InputError(f"{path} is damaged: the metadata that `prepare` wrote are no JSON table. {remedy}.")
     return metadata
 
 
@@ -228,10 +226,8 @@ def _layout_of(path: Path, schema: pa.Schema) -> FileLayout:
         return "verl"
     missing = [name for name in _REQUIRED if name not in schema.names]
     if missing:
-        raise InputError(
-            f"{path} is not a question file: it lacks the columns {missing} and has {schema.names}. "
-            f"Turn it into one with `exgrpo prepare {path}`."
-        )
+        columns = f"it lacks the columns {missing} and has {schema.names}"
+        raise InputError(f"{path} is not a question file: {columns}. Turn it into one with `exgrpo prepare {path}`.")
     return "canonical"
 
 

@@ -92,10 +92,8 @@ class QuestionStream:
     def restore(self, state: dict[str, Any]) -> None:
         """Go on where `state()` was taken; raises InputError where the question set is another one."""
         if state["questions"] != self._digest:
-            raise InputError(
-                f"The checkpoint's question stream belongs to another question set than these {len(self._ids)} "
-                f"questions: resume with the run's own question file."
-            )
+            unlike = f"belongs to another question set than these {len(self._ids)} questions"
+            raise InputError(f"The checkpoint's question stream {unlike}: resume with the run's own question file.")
         self._order = [self._ids[number] for number in state["order"]]
         self._position = int(state["position"])
         self._deferred = dict.fromkeys(self._ids[number] for number in state["deferred"])

@@ -22,7 +22,8 @@ from exgrpo_cli.show.draw_test import draw_test
 from exgrpo_cli.show.record import Columns, RunRecord, question_texts, table_rows
 
 Numbers = dict[str, Any]
-Steps, Members = Int64[np.ndarray, " steps"], Int64[np.ndarray, " members"]
+Steps = Int64[np.ndarray, " steps"]
+Members = Int64[np.ndarray, " members"]
 
 MOST_REPLAYED = 10
 """Questions listed."""

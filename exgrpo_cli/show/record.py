@@ -106,10 +106,8 @@ def rows_of(known: Int64[np.ndarray, " rows"], ids: Int64[np.ndarray, " ids"]) -
     rows = np.searchsorted(known, ids)
     found = np.append(known, -1)[rows] == ids
     if not found.all():
-        raise InputError(
-            f"the ledger names trajectory {ids[~found][0]}, which its trajectories table lacks: parts of it are "
-            "missing. Restore the replay folder from a copy."
-        )
+        remedy = "parts of it are missing. Restore the replay folder from a copy"
+        raise InputError(f"the ledger names trajectory {ids[~found][0]}, which its trajectories table lacks: {remedy}.")
     return rows
 
 

@@ -342,10 +342,8 @@ def _stated_hash(claim: Claim, arm: studies.Arm, request: StudyRequest) -> str:
     except InputError as error:
         raise InputError(f"claim {claim.name}, arm {arm.name!r}: {error}") from error
     if config_hash(config_of(request, arm, FIRST_SEED)) != config_hash(config_of(allowed, arm, FIRST_SEED)):
-        raise InputError(
-            "--claim brings its own settings: leave --set and other options out that change more than what the "
-            "machine does (run.threads, run.plots and the like)."
-        )
+        most = "more than what the machine does (run.threads, run.plots and the like)"
+        raise InputError(f"--claim brings its own settings: leave --set and other options out that change {most}.")
     return found
 
 

@@ -49,10 +49,8 @@ def make_gym(source: str, settings: GymSettings) -> Split:
         if all(len(drawn[part]) == count for part, count in wanted.items()):
             return Split(train=list(drawn[True].values()), heldout=list(drawn[False].values()))
     left_out = f", with {len(unscored)} left out whose gold does not score itself" if unscored else ""
-    raise InputError(
-        f"{source} runs out at {len(drawn[True])} training and {len(drawn[False])} held-out questions{left_out}: ask "
-        "for fewer (gym.num_train, gym.num_heldout)."
-    )
+    found = f"{len(drawn[True])} training and {len(drawn[False])} held-out questions{left_out}"
+    raise InputError(f"{source} runs out at {found}: ask for fewer (gym.num_train, gym.num_heldout).")
 
 
 def _entries(task: str, settings: GymSettings, count: int) -> Iterator[Mapping[str, Any]]:

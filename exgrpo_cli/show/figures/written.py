@@ -112,7 +112,7 @@ def save(figure: "Figure", folder: Path, name: str, formats: Sequence[str] = ("p
                 write_text(path, as_svg(figure, UNDATED["svg"]))
             else:
                 dpi, metadata = PNG_DPI if suffix == "png" else "figure", UNDATED.get(suffix)
-                look = {"dpi": dpi, "metadata": metadata, "bbox_inches": _whole(figure)}
+                look: dict[str, Any] = {"dpi": dpi, "metadata": metadata, "bbox_inches": _whole(figure)}
                 write_whole(path, partial(figure.savefig, format=suffix, **look))
             paths.append(path)
     return paths
