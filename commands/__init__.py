@@ -22,6 +22,7 @@ from exgrpo_cli.commands.ablate import ablate
 from exgrpo_cli.commands.cli import talk, template
 from exgrpo_cli.commands.doctor import doctor
 from exgrpo_cli.commands.evaluate import evaluate
+from exgrpo_cli.commands.fork import fork
 from exgrpo_cli.commands.new import new
 from exgrpo_cli.commands.prepare import prepare
 from exgrpo_cli.commands.presets import presets
@@ -82,7 +83,8 @@ def root(
         typer.echo(template("greeting"), nl=False)
 
 
-for command in (prepare, train, replay_stats, report, verify, publish, sample, evaluate, ablate, doctor, presets, new):
+own = (prepare, train, replay_stats, report, verify, fork, publish, sample, evaluate, ablate, doctor, presets, new)
+for command in own:
     app.command(command.__name__.replace("_", "-"), cls=Command)(command)
 app.command("eval", cls=Command, hidden=True)(evaluate)
 

@@ -31,6 +31,8 @@ class TrainingRow:
     replayed: bool
     importance_weights: Float32[np.ndarray, " tokens"] | None = None
     """Fixed factors of the advantage, token by token: where the sampler's distribution was not pi_old; None is 1."""
+    left_out: bool = False
+    """Dealt into a mini-batch like the others, so that they stay where they are, and then dropped."""
 
     @property
     def token_advantages(self) -> Float64[np.ndarray, " tokens"]:
@@ -86,7 +88,8 @@ def split_minibatches(
     Mini-batches have the same share of experiential groups (those with a replayed row) and of units: the number of
     groups, and that of experiential ones, differ by at most one. With fewer groups than `num_minibatches` there are as
     many mini-batches as groups. With another `order` than "mixed" the units go before or after the groups, in
-    mini-batches of their own, as many as hold no more rows than the largest of groups.
+    mini-batches of their own, as many as hold no more rows than the largest of groups. One whose rows are all left out
+    is none.
     """
 
     def dealt(groups: Sequence[Sequence[TrainingRow]], most: int) -> list[MiniBatch]:
@@ -97,7 +100,8 @@ def split_minibatches(
         num_batches = min(most, len(groups))
         # The first batches hold the odd groups: which update gets them is drawn too.
         parts = (indices[first::num_batches] for first in rng.permutation(num_batches))
-        return [minibatch([row for index in part for row in groups[index]]) for part in parts]
+        batches = [minibatch([row for index in part for row in groups[index] if not row.left_out]) for part in parts]
+        return [batch for batch in batches if batch.rows]
 
     def minibatch(rows: Sequence[TrainingRow]) -> MiniBatch:
         return MiniBatch(rows=tuple(rows), num_rollouts=len(rows), max_response_tokens=max_response_tokens, clip=clip)

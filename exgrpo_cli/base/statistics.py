@@ -231,6 +231,19 @@ def t_interval(values: Sequence[float], *, bounds: tuple[float, float] = (-math.
     return Interval(mean=mean, low=max(bounds[0], mean - half), high=min(bounds[1], mean + half))
 
 
+def rank_correlation(pairs: Sequence[tuple[float, float]]) -> Interval | None:
+    """Spearman's correlation of ranks, equal values sharing the mean of theirs, with its 95 % interval by Fisher's z,
+    whose standard error is 1 / sqrt(n - 3); None of fewer than four pairs, or where one side is constant."""
+    from scipy.stats import spearmanr
+
+    if len(pairs) < 4 or not np.ptp(pairs, axis=0).all():
+        return None
+    value, half = float(spearmanr(pairs).statistic), NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    # Next to 1 the arctanh is still a number.
+    z, error = math.atanh(min(max(value, -1 + 1e-15), 1 - 1e-15)), half / math.sqrt(len(pairs) - 3)
+    return Interval(mean=value, low=math.tanh(z - error), high=math.tanh(z + error))
+
+
 def t_quantile(freedom: int) -> float:
     """Half the width of a 95 % interval, in standard errors, by Student's distribution."""
     # Imported here: scipy takes as long as all else that a plan needs.

@@ -34,6 +34,8 @@ class Replayed:
     correction."""
     weight: float = 1.0
     """Factor of its advantage."""
+    left_out: bool = False
+    """It does not train after all, and is no member of its group."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +87,8 @@ class Asked:
     """Log-probs and entropies (nats) of stored rows under the current policy, before this step's updates."""
     scores: dict[int, TokenScores] = field(default_factory=dict)
     """Those asked for so far, by trajectory id."""
+    left_out: frozenset[int] = frozenset()
+    """Trajectories that a fork leaves out."""
 
     def scored(self, trajectories: Sequence[Trajectory]) -> Mapping[int, TokenScores]:
         """The step's scores, those of the trajectories that had none yet added."""
@@ -102,7 +106,8 @@ class Asked:
     def replayed(self, trajectory: Trajectory, weight: float = 1.0) -> Replayed:
         """A row with the denominator of its ratio, which `scored` must have seen where that is pi_old."""
         logprobs = self.scores[trajectory.trajectory_id].logprobs if self.from_old else trajectory.behaviour_logprobs
-        return Replayed(trajectory=trajectory, behaviour_logprobs=logprobs, weight=weight)
+        left_out = trajectory.trajectory_id in self.left_out
+        return Replayed(trajectory=trajectory, behaviour_logprobs=logprobs, weight=weight, left_out=left_out)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,7 +29,7 @@ from exgrpo_cli.runs.folder import HELDOUT, PHASES, TRAINED, at_temperature
 from exgrpo_cli.runs.result import how_asked, measures, remarks
 from exgrpo_cli.runs.validations import read_validations
 from exgrpo_cli.studies.measure import new_fall
-from exgrpo_cli.training.state import ActiveRun
+from exgrpo_cli.training.state import ActiveRun, Parts
 from exgrpo_cli.training.step.groups import Group, UnderWay
 
 
@@ -305,28 +305,10 @@ def tell_heldout(run: ActiveRun, record: QuestionRecord, score: Mapping[str, Any
 def ask(
     run: ActiveRun, questions: Sequence[Question], what: str, asked: str, temperature: float | None = None
 ) -> Evaluation:
-    """Ask the current weights, at the validations' temperature unless one is given, and keep how often each question
-    was answered correctly."""
+    """Ask the current weights (`answered`) and keep how often each question was answered correctly."""
     with run.timed("validation"):
-        parts, settings = run.parts, run.parts.config.validation
-        parts.wake()
-        together = parts.config.rollout.tensor_parallel
-        own = parts.ranks.scatter(questions, together=together)
-        evaluation = sample_and_grade(
-            [QuestionRecord(question=question, options=options_of(question)) for question in own],
-            from_generator(local_generator(parts.generator), parts.backbone.decode, parts.prompts),
-            pool=parts.pool,
-            answer_format=parts.answer_format,
-            params=SamplingParams(
-                temperature=temperature or settings.temperature,
-                top_p=settings.top_p,
-                max_new_tokens=parts.config.rollout.max_response_tokens,
-            ),
-            samples=settings.samples,
-            seed=settings.seed,
-            on_sampled=run.reporter.sampling(len(own) * settings.samples, what),
-        )
-        evaluation = Evaluation(records=tuple(parts.ranks.gather_in_order(evaluation.records, together=together)))
+        parts = run.parts
+        evaluation = answered(parts, questions, lambda total: run.reporter.sampling(total, what), temperature)
         if parts.ranks.is_main:
             valid = valid_counts(evaluation)
             run.folder.append_validation(
@@ -342,6 +324,34 @@ def ask(
                 }
             )
     return evaluation
+
+
+def answered(
+    parts: Parts,
+    questions: Sequence[Question],
+    tell: Callable[[int], Callable[[int], None]] = lambda total: lambda done: None,
+    temperature: float | None = None,
+) -> Evaluation:
+    """Answers of the current weights, at the validations' temperature unless one is given; each rank samples its share,
+    whose size `tell` hears."""
+    settings, together = parts.config.validation, parts.config.rollout.tensor_parallel
+    parts.wake()
+    own = parts.ranks.scatter(questions, together=together)
+    evaluation = sample_and_grade(
+        [QuestionRecord(question=question, options=options_of(question)) for question in own],
+        from_generator(local_generator(parts.generator), parts.backbone.decode, parts.prompts),
+        pool=parts.pool,
+        answer_format=parts.answer_format,
+        params=SamplingParams(
+            temperature=temperature or settings.temperature,
+            top_p=settings.top_p,
+            max_new_tokens=parts.config.rollout.max_response_tokens,
+        ),
+        samples=settings.samples,
+        seed=settings.seed,
+        on_sampled=tell(len(own) * settings.samples),
+    )
+    return Evaluation(records=tuple(parts.ranks.gather_in_order(evaluation.records, together=together)))
 
 
 def ask_hotter(run: ActiveRun, when: str) -> None:

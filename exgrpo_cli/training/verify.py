@@ -68,9 +68,7 @@ def verify(run: Path, config: Config, *, steps: int, seed: int, reporter: Report
     """
     folder = RunFolder.existing(run)
     made = max((line["step"] for line in folder.metrics_lines()), default=0)
-    if config.run.nproc > 1 or config.run.budget == "seconds":
-        why = "on several ranks" if config.run.nproc > 1 else "by the clock (run.budget = 'seconds')"
-        raise InputError(f"{run} was made {why}: only runs of one rank with another budget are made again.")
+    require_repeatable(run, config)
     if not (saved := complete_steps(folder.checkpoints)):
         raise InputError(f"{run} has no checkpoint to go on from or to compare weights with: restore them from a copy.")
     if not 1 <= steps <= made:
@@ -100,6 +98,13 @@ def verify(run: Path, config: Config, *, steps: int, seed: int, reporter: Report
     return {"run": str(run), "steps": chosen, "exact": not unlike, **told, "differences": differences}
 
 
+def require_repeatable(run: Path, config: Config) -> None:
+    """Raise InputError where steps of the run would not come out the same."""
+    if config.run.nproc > 1 or config.run.budget == "seconds":
+        why = "on several ranks" if config.run.nproc > 1 else "by the clock (run.budget = 'seconds')"
+        raise InputError(f"{run} was made {why}: only runs of one rank with another budget are made again.")
+
+
 def machine_differences(run: Path) -> list[str]:
     """Signs in the run's folder that it was made on another kind of machine than this: packages, cards, processor."""
     noted = read_json(run / "environment.json", {"packages": dict, "devices": list})
@@ -118,6 +123,17 @@ def machine_differences(run: Path) -> list[str]:
 
 def repeat(run: Path, again: Path, config: Config, base: int, last: int) -> None:
     """Train in the folder `again` from the run's checkpoint of step `base`, or its beginning, to step `last`."""
+    own, limit = copy_until(run, again, config, base), StepLimit(left=last - base)
+    try:
+        train(own, again, resume=True, reporter=SilentReporter(), time_limit=limit)
+    except Interrupted:
+        if not limit.is_near:
+            raise
+
+
+def copy_until(run: Path, again: Path, config: Config, base: int) -> Config:
+    """Copy into the folder `again` what the run goes on with from its checkpoint of step `base`, or its beginning;
+    returns its configuration there, which does not save on the way."""
     for name in ("data", "replay", *([f"checkpoints/{folder_name(base)}"] if base else [])):
         shutil.copytree(run / name, again / name)
     for name in ("environment.json", *(("metrics.jsonl", "validations.jsonl") if base else ())):
@@ -125,12 +141,7 @@ def repeat(run: Path, again: Path, config: Config, base: int, last: int) -> None
             shutil.copy(run / name, again / name)
     own = replace(config, run=replace(config.run, plots=False, log=(), save_every=10**9, save_minutes=0.0))
     write_text(again / "config.toml", to_toml(own))
-    limit = StepLimit(left=last - base)
-    try:
-        train(own, again, resume=True, reporter=SilentReporter(), time_limit=limit)
-    except Interrupted:
-        if not limit.is_near:
-            raise
+    return own
 
 
 def facts(place: Path, run: Path, again: Path, base: int, last: int) -> Facts:

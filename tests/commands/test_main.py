@@ -21,7 +21,7 @@ COMMANDS = {info.name or info.callback.__name__: info.callback for info in app.r
 
 
 def test_the_promised_commands_are_there():
-    promised = "prepare train replay-stats report verify publish sample evaluate eval ablate doctor presets new"
+    promised = "prepare train replay-stats report verify fork publish sample evaluate eval ablate doctor presets new"
     assert set(COMMANDS) == set(promised.split())
 
 

@@ -62,6 +62,11 @@ class Group:
     """With it the behaviour policy is the rollout engine's; None takes pi_old for it."""
 
     @property
+    def members(self) -> list[Replayed]:
+        """The replayed rows that train: all but those that a fork leaves out."""
+        return [each for each in self.replayed if not each.left_out]
+
+    @property
     def num_fresh_correct(self) -> int:
         """Right rollouts among the fresh ones."""
         return sum(member.verdict is Verdict.CORRECT for member in self.fresh)
@@ -84,7 +89,7 @@ class Group:
     @property
     def success_count(self) -> int:
         """k: over all K members where replayed rows stand in for some, else over the fresh ones."""
-        standing_in = 0 if self.joined else sum(each.trajectory.correct for each in self.replayed)
+        standing_in = 0 if self.joined else sum(each.trajectory.correct for each in self.members)
         return self.num_fresh_correct + standing_in
 
     @property
@@ -94,8 +99,8 @@ class Group:
 
     def advantages(self, advantage: Advantage) -> Float64[np.ndarray, " members"]:
         """Advantages, fresh members first: over all members (eq. 2 and section 4.2 of the paper) or each kind apart."""
-        rewards = np.array(self.rewards + [each.trajectory.reward for each in self.replayed])
-        if not (self.own_advantages and self.replayed):
+        rewards = np.array(self.rewards + [each.trajectory.reward for each in self.members])
+        if not (self.own_advantages and self.members):
             return advantage(rewards)
         return np.concatenate([advantage(rewards[: len(self.fresh)]), advantage(rewards[len(self.fresh) :])])
 
@@ -129,7 +134,8 @@ class Group:
             )
             for member, scores, weights in zip(self.fresh, self.scores, self.importance_weights(), strict=True)
         ]
-        return [*fresh, *(replayed_row(each, self.prompt_ids, next(advantages)) for each in self.replayed)]
+        advantage_of = [(each, 0.0 if each.left_out else next(advantages)) for each in self.replayed]
+        return [*fresh, *(replayed_row(each, self.prompt_ids, own) for each, own in advantage_of)]
 
     def visit(self, step: int, advantage: Advantage, history: SuccessHistory | None) -> Visit:
         """The outcome for the store: fresh rollouts with the log-probs of the policy that counts as their sampler, and
@@ -142,7 +148,7 @@ class Group:
             weight_version=min(min({own.weight_version, *dict(own.earlier)}) for own in rollouts),
             success_count=self.success_count,
             num_fresh_successes=self.num_fresh_correct,
-            num_replayed=0 if self.joined else len(self.replayed),
+            num_replayed=0 if self.joined else len(self.members),
             verifier_failed=self.verifier_failed,
             rows=[
                 FreshRow(
@@ -178,4 +184,5 @@ def replayed_row(
         behaviour_logprobs=replayed.behaviour_logprobs,
         replayed=True,
         importance_weights=None if weight == 1.0 else np.full(num_tokens, weight, dtype=np.float32),
+        left_out=replayed.left_out,
     )
