@@ -16,7 +16,7 @@ from exgrpo_cli.replay import by_question, place
 from exgrpo_cli.replay.replace import whole_share
 from exgrpo_cli.runs.result import remarks
 from exgrpo_cli.training import metrics
-from exgrpo_cli.training.step.groups import Group
+from exgrpo_cli.training.step.groups import Group, UnderWay
 
 QUESTION = types.Question(id="q", prompt=(types.Message(role="user", content="1+1=?"),), answer="2", source="test")
 
@@ -238,3 +238,22 @@ def test_answers_that_are_right_in_every_step_are_counted():
     assert f"{valid}; not significantly above 1.000" in remarks(score)
     evaluation = answered("3+4=?", "mine", texts)
     assert metrics.valid_counts(evaluation) is None and "valid_pass_at_1" not in metrics.score_json(evaluation, {})
+
+
+def test_what_carries_over_is_counted() -> None:
+    """Four rollouts under way, one of them unfinished; two trained, of one and two versions: 1/4 and 1.5.
+
+    12 tokens in 3 slots take the 6 steps of the longest row: 18 places, of which 6 wait. Few slots are all busy: none.
+    """
+    ended, spans = member(types.Verdict.CORRECT), member(types.Verdict.WRONG)
+    spans = replace(spans, rollout=replace(spans.rollout, weight_version=3, earlier=((2, 1),)))
+    trained = replace(group(types.Verdict.CORRECT, types.Verdict.WRONG), fresh=(ended, spans))
+    left = [
+        member(types.Verdict.WRONG, stop=stop).rollout for stop in (types.StopReason.UNFINISHED, types.StopReason.EOS)
+    ]
+    found = metrics.carrying([trained], [UnderWay(question_id="p", rollouts=left)], [4, 2, 6], 8)
+    assert found.pop("rollout/waiting") == pytest.approx(1 / 3)
+    assert found == {
+        "tokens/generated": 12, "rollout/carried": 0.25, "rollout/versions": 1.5, "rollout/versions_max": 2,
+    }  # fmt: skip
+    assert metrics.carrying([trained], [], [4, 2, 6], 2)["rollout/waiting"] == pytest.approx(0)
