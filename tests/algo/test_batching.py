@@ -66,6 +66,23 @@ def test_fewer_groups_than_minibatches_leaves_none_empty() -> None:
     assert [len(batch.rows) for batch in split(groups_of(2, 0), 4)] == [4, 4] and split([], 4) == []
 
 
+def test_rows_left_out_do_not_move_the_others() -> None:
+    """Mini-batches have the rows that they had but for these, which no denominator counts; one without any is none."""
+    groups = groups_of(5, 4)
+    without = [[replace(each, left_out=each.replayed and at == 6) for each in own] for at, own in enumerate(groups)]
+    whole, left = split(groups, 3), split(without, 3)
+    kept = [
+        [each for each in batch.rows if not (each.replayed and each.sequence.response_ids[0] == 6)] for batch in whole
+    ]
+    assert [len(batch.rows) for batch in left] == [len(rows) for rows in kept] == [batch.num_rollouts for batch in left]
+    assert [group_ids(batch) for batch in left] == [
+        [int(each.sequence.response_ids[0]) for each in rows] for rows in kept
+    ]
+    assert sum(batch.num_replayed for batch in left) == 3
+    [batch] = split([[row(0)], [replace(row(1, replayed=True), left_out=True)]], 2)
+    assert group_ids(batch) == [0]
+
+
 def test_micro_batches_by_hand() -> None:
     def cut(lengths: list[int], budget: int, small: int = 0) -> list[list[int]]:
         return micro_batches(lengths, budget, max_padding=0.05, small=small)
