@@ -1,7 +1,6 @@
 """`exgrpo doctor`: what this machine can run."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +44,7 @@ def doctor(smoke: bool = False, backbone: str | None = None, json: bool = False,
         if backbone is not None and Path(backbone).is_dir():
             require_model_folder(Path(backbone))
     talk("exgrpo: trying what is installed, which takes a while")
-    with closing(make_reporter(quiet=False)) as reporter:
+    with make_reporter(quiet=False) as reporter:
         reporter.phase("trying each package in a process of its own")
         report = examine(Path.cwd())
     if json and (report["problems"] or not smoke):

@@ -1,7 +1,6 @@
 """`exgrpo evaluate`: score a model on benchmarks, or compare two results."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,7 +63,7 @@ def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
     titles = report.table.titles
     cli.print_json(report.to_json()) if json else print_table(score_table(report.table))
     # Last: where they cannot be written the score is known.
-    with closing(make_reporter(quiet=quiet)) as reporter:
+    with make_reporter(quiet=quiet) as reporter:
         reporter.phase("drawing the figures")
         _plot(report.table, report.folder)
     for name, result in report.results.items():

@@ -1,6 +1,5 @@
 """`exgrpo fork`: what one memory did."""
 
-from contextlib import closing
 from pathlib import Path
 
 from exgrpo_cli.commands.cli import Speech, print_json, with_options, write_text
@@ -26,7 +25,7 @@ def fork(
     from exgrpo_cli.training.start import resumed_config
 
     run, config, output = run.resolve(), resumed_config(run), Path(to or f"forks/{run.resolve().name}")
-    with closing(make_reporter(quiet=out.quiet)) as reporter:
+    with make_reporter(quiet=out.quiet) as reporter:
         report = forking.fork(run, config, sorted({*step}), steps, rows, seed, jobs, output, reporter)
     if out.json:
         print_json(report)

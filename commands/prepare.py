@@ -1,6 +1,5 @@
 """`exgrpo prepare`: any question set in, one audited question file out."""
 
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -73,7 +72,7 @@ def _prepare_pool(experience: Path, request: PrepareRequest, speech: cli.Speech,
             f"# output {output}\n\n{to_toml(config)}"
         )
         return
-    with closing(make_reporter(quiet=speech.quiet)) as reporter:
+    with make_reporter(quiet=speech.quiet) as reporter:
         report = prepare_pool(experience, output, config, reporter)
     if speech.json or not speech.quiet:
         _print_plan(asdict(report), speech.json)

@@ -1,6 +1,5 @@
 """`exgrpo report`: the page of a run or a study."""
 
-from contextlib import closing
 from pathlib import Path
 
 from exgrpo_cli.commands.cli import print_json, talk, with_options, write_data
@@ -47,7 +46,7 @@ def write_page(folder: Path, *, quiet: bool) -> None:
     from exgrpo_cli.show.report import write_report
 
     try:
-        with closing(make_reporter(quiet=quiet)) as reporter:
+        with make_reporter(quiet=quiet) as reporter:
             reporter.phase("writing the page")
             path = write_report(folder)
         talk(f"report: {path}", quiet=quiet)

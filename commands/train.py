@@ -3,7 +3,6 @@
 import os
 import shlex
 import sys
-from contextlib import closing
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -80,7 +79,7 @@ def train(
         return
     cli.talk(start.line(), quiet=speech.quiet or dry_run or check or not speaks)
     silent = speech.quiet or dry_run or not speaks
-    with closing(make_reporter(quiet=silent)) as reporter, (ranks := _load(reporter)).together():
+    with make_reporter(quiet=silent) as reporter, (ranks := _load(reporter)).together():
         from exgrpo_cli.machine.settle import require_runnable, settle
         from exgrpo_cli.machine.survey import survey_machine
 
@@ -145,7 +144,7 @@ def _launch(start: "RunStart", request: RunRequest, speech: cli.Speech, *, dry_r
         cli.write_data(script(study, settings), end="")
         return
     cli.talk(start.line(), quiet=speech.quiet)
-    with closing(make_reporter(quiet=speech.quiet)) as reporter:
+    with make_reporter(quiet=speech.quiet) as reporter:
         launch_run(study, settings, reporter=reporter)
     summary = read_json(start.folder / "summary.json", {"steps": int})
     _end(start, summary, speech)

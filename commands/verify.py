@@ -1,6 +1,5 @@
 """`exgrpo verify`: steps of a run made again, and compared."""
 
-from contextlib import closing
 from pathlib import Path
 
 import typer
@@ -34,7 +33,7 @@ def verify(
     from exgrpo_cli.training.verify import verify as verified
 
     config = resumed_config(run, files=Author.of_file(allow_code))
-    with closing(make_reporter(quiet=speech.quiet)) as reporter:
+    with make_reporter(quiet=speech.quiet) as reporter:
         report = verified(run, config, steps=steps, seed=seed, reporter=reporter)
     found = report["differences"]
     if keep:

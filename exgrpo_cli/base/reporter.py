@@ -7,7 +7,7 @@ import math
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from typing import Any
 
@@ -43,8 +43,8 @@ class PrintableConsole(Console):
             yield Segment(text if control else printable(text), style, control)
 
 
-class Reporter:
-    """Hears what happens and decides what is shown; by itself it shows nothing."""
+class Reporter(AbstractContextManager["Reporter"]):
+    """Hears what happens and decides what is shown; by itself it shows nothing. In a `with` it is closed at the end."""
 
     group_size = 0
     """Rollouts of a question, once a run says how many."""
@@ -80,6 +80,9 @@ class Reporter:
 
     def close(self) -> None:
         """Take what is live off the terminal."""
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def sampling(self, total: int, what: str) -> Callable[[int], None]:
         """A function that is told how many of `total` answers are sampled; they are graded until something else is."""

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,7 +65,7 @@ class PreparePlan:
         """Read, audit and write. Raises InputError and RunError as `prepare` does, Interrupted after Ctrl-C."""
         request, settings, limit = self.options.request, self.options.settings, None
         try:
-            with closing(make_reporter(quiet=quiet)) as reporter:
+            with make_reporter(quiet=quiet) as reporter:
                 if request.backbone is not None:
                     data = settings.data
                     tokenizer = load_tokenizer(settings.backbone, settings.tiny, reporter.progress)

@@ -12,7 +12,7 @@ import hashlib
 import importlib.util
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -50,7 +50,7 @@ _STAMP = {
 """Keys that are read of a stored stamp, whoever wrote it."""
 
 
-class ResultsFolder:
+class ResultsFolder(AbstractContextManager["ResultsFolder"]):
     """Open for one process at a time, a context manager; made by its path alone it is only read."""
 
     def __init__(self, path: Path) -> None:
@@ -232,9 +232,6 @@ class ResultsFolder:
     def close(self) -> None:
         """Leave the folder to other processes."""
         self._lock.release()
-
-    def __enter__(self) -> "ResultsFolder":
-        return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()

@@ -136,7 +136,7 @@ def evaluate(plan: EvaluationPlan, note: Callable[[str], None], *, quiet: bool) 
     Raises InputError before work starts, RunError when it stops under way, Interrupted after Ctrl-C; finished questions
     are kept in each case.
     """
-    with closing(make_reporter(quiet=quiet)) as reporter:
+    with make_reporter(quiet=quiet) as reporter:
         reporter.phase(f"preparing {', '.join(plan.folders)} and {plan.model}")
         with closing(_open_asker(plan, note)) as asker:
             # All of them first: a benchmark that cannot be had must not be found out about hours later.

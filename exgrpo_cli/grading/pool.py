@@ -15,7 +15,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, replace
 from multiprocessing.connection import Connection, Pipe
 from typing import NamedTuple
@@ -51,7 +51,7 @@ class _Line(NamedTuple):
     """Done once everything is imported; holds the reason why grading cannot start."""
 
 
-class GradingPool:
+class GradingPool(AbstractContextManager["GradingPool"]):
     """Grades responses with one grader, in worker processes where an answer could hang or crash it.
 
     A worker that overruns `deadline_seconds` or `memory_mb` is killed and replaced, and the answer it held is
@@ -172,9 +172,6 @@ class GradingPool:
                 line.process.kill()
             reader.join()
         _fail(abandoned, RunError("the grading pool was closed before this answer was graded."))
-
-    def __enter__(self) -> "GradingPool":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -16,6 +16,7 @@ from typing import Any
 from exgrpo_cli.algo.batching import MOST_REPEATED
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.names import is_gguf
+from exgrpo_cli.config.sections import require_known
 from exgrpo_cli.config.sections.run import BUCKET_ELEMENTS, VLLM_RANKS, BackboneSettings, LoraSettings, TinySettings
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.models.adapters import base_of, is_adapter
@@ -104,8 +105,10 @@ def backbone_shape(backbone: BackboneSettings, tiny: TinySettings) -> Shape | No
 def counted_shape(**sizes: Any) -> Shape:
     """Sizes from the fields of a config of llama or qwen2, counted without transformers, whose import takes seconds.
 
-    A layer has q, k, v (in Qwen2 with biases), o, gate, up, down and two norms.
+    A layer has q, k, v (in Qwen2 with biases), o, gate, up, down and two norms. Raises InputError for another field.
     """
+    for name in sizes:
+        require_known("field of [about.shape]", name, ("model_type", "vocab_size", *TinySettings().shape))
     config, hidden = SimpleNamespace(**sizes), sizes["hidden_size"]
     kv_size = hidden // config.num_attention_heads * config.num_key_value_heads
     biases = hidden + 2 * kv_size if config.model_type == "qwen2" else 0

@@ -24,7 +24,7 @@ from exgrpo_cli.base.errors import InputError, ToolkitWarning, first_line
 from exgrpo_cli.base.files import read_json, read_manifest
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.evaluation.comparison import results_in
-from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning, list_parts, part_path, steps_of
+from exgrpo_cli.ledger.reader import LedgerReader, list_parts, part_path, steps_of
 from exgrpo_cli.ledger.schemas import BODIES, EVENTS, IDENTITY_FILE, SCHEMAS, TABLES, TRAJECTORIES
 from exgrpo_cli.ledger.writer import schema_with_metadata, write_parquet
 from exgrpo_cli.publishing.hub import BATCH, ROWS
@@ -214,9 +214,7 @@ def _with_ledger(package: Package, run: Path, about: Mapping[str, Any]) -> Packa
     """The ledger as a data set, with what makes a run folder of it again: settings, journal, questions, tokenizer."""
     for name in (name for name in METADATA_FILES if (run / name).is_file()):
         package.copy(run / name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", LedgerWarning)  # raised as an error of one line
-        reader = LedgerReader(run / record.LEDGER_FOLDER)
+    reader = record.open_ledger(run)
     if reader.dropped:
         raise InputError(f"{reader.folder} is whole up to step {reader.last_step} only: {reader.dropped}.")
     num_rows = _write_rows(package, run, about["config"].backbone.source, reader)

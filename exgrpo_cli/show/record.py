@@ -131,6 +131,13 @@ def keeps_experience(run: Path) -> bool:
     return (run / LEDGER_FOLDER).is_dir() and ((run / POOL_FILE).is_file() or read_config(run).replay.keeps_buffer)
 
 
+def open_ledger(run: Path) -> LedgerReader:
+    """The ledger of a run. No warning tells of damage: whoever reads on says by `dropped` what is left out."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LedgerWarning)
+        return LedgerReader(run / LEDGER_FOLDER)
+
+
 def read_run(run: Path) -> RunRecord:
     """Read settings, metrics and ledger of a finished or running run.
 
@@ -144,9 +151,7 @@ def read_run(run: Path) -> RunRecord:
         reason = f"has stored nothing: replay was off (method {config.run.method!r}, replay.enabled = false)"
         raise InputError(f"{run} {reason}. Name a run of a method that replays, such as exgrpo.")
     metrics = RunMetrics() if (run / POOL_FILE).is_file() else read_metrics(run)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", LedgerWarning)  # carried on as `incomplete`
-        reader = LedgerReader(run / LEDGER_FOLDER)
+    reader = open_ledger(run)
     if reader.dropped:
         # Steps whose replays are not known would count as steps without any.
         metrics = RunMetrics([row for row in metrics.rows if row["step"] <= reader.last_step])
@@ -278,10 +283,7 @@ def response_texts(run: Path, source: str, trajectory_ids: Sequence[int]) -> dic
     from tokenizers import Tokenizer
 
     read_json(path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", LedgerWarning)  # reported with the run already
-        bodies = LedgerReader(run / LEDGER_FOLDER).bodies(trajectory_ids)
-    token_ids = [tokens.tolist() for tokens, _ in bodies]
+    token_ids = [tokens.tolist() for tokens, _ in open_ledger(run).bodies(trajectory_ids)]
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:

@@ -10,7 +10,6 @@ step. A right answer may be a lucky hit. Where entropy tells the two apart, repl
 avoids the hits: the area under the ROC curve says how well.
 """
 
-import warnings
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -26,13 +25,12 @@ from exgrpo_cli.base.versions import code_version, now, processor
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.grading.verifiers import sum_asked, valid_trace
 from exgrpo_cli.ledger.lives import VISITED, question_lives
-from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
 from exgrpo_cli.ledger.schemas import Event
 from exgrpo_cli.questions.question_file import read_questions
 from exgrpo_cli.runs import result as results
 from exgrpo_cli.runs.folder import PHASES, TRAINED, at_temperature, read_metrics
 from exgrpo_cli.runs.validations import Validation, read_validations
-from exgrpo_cli.show.record import LEDGER_FOLDER, QUESTIONS_FILE, keeps_experience, read_run, response_texts
+from exgrpo_cli.show import record as records
 
 Validations = Sequence[Validation]
 Counts = Mapping[str, int]
@@ -210,11 +208,9 @@ def memorising(
 def ledger_counts(run: Path) -> tuple[Counter[str], Counter[str], dict[str, Any]]:
     """Replays of each question, successes among its fresh rollouts, and their lives; none where a run has no ledger."""
     successes: Counter[str] = Counter()
-    if not (run / LEDGER_FOLDER).is_dir():
+    if not (run / records.LEDGER_FOLDER).is_dir():
         return Counter(), successes, {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", LedgerWarning)  # what is damaged is told when the run is resumed or reported
-        reader = LedgerReader(run / LEDGER_FOLDER)
+    reader = records.open_ledger(run)  # what is damaged is told when the run is resumed or reported
     events = reader.events(("event", "question_id"))
     ids = events.filter(pc.equal(events["event"], Event.SELECTED.value))["question_id"]
     replays = reader.replays(("unit_id", "accepted"))
@@ -245,16 +241,16 @@ def same_level_weights(levels: Sequence[str | None], wanted: Mapping[str | None,
 
 def valid_traces(run: Path) -> results.ValidTraces | None:
     """Valid shares of what a run stored; None where the task cannot tell or the run stores nothing correct."""
-    questions = {question.id: question for question in read_questions(run / QUESTIONS_FILE).questions}
+    questions = {question.id: question for question in read_questions(run / records.QUESTIONS_FILE).questions}
     # Of one task either every question can be checked or none.
-    if sum_asked(next(iter(questions.values()))) is None or not keeps_experience(run):
+    if sum_asked(next(iter(questions.values()))) is None or not records.keeps_experience(run):
         return None
-    record = read_run(run)
+    record = records.read_run(run)
     rows = np.flatnonzero(record.trajectories.correct)
     rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MOST_TRACES)).astype(np.int64))]
     entropy, of_question = record.trajectories.entropy[rows], record.trajectories.question[rows]
     ids = record.trajectories.trajectory_id[rows].tolist()
-    texts = response_texts(run, record.config.backbone.source, ids)
+    texts = records.response_texts(run, record.config.backbone.source, ids)
     if not texts:
         return None
     names = [record.question_ids[int(number)].as_py() for number in of_question]

@@ -18,7 +18,6 @@ import time
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.util import find_spec
@@ -241,7 +240,7 @@ def compare(study: Study, *, jobs: int, quiet: bool, slurm: SlurmSettings | None
     if slurm is None:
         require_runnable(settle(study.runs[0].config, survey_machine())[1])
     launcher = Processes(at_once=jobs_of(study, jobs)) if slurm is None else Slurm.of(study, slurm)
-    with closing(make_reporter(quiet=quiet)) as reporter:
+    with make_reporter(quiet=quiet) as reporter:
         run_study(study, launcher, reporter)
     return report_study(study)
 

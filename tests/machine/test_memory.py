@@ -8,6 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from exgrpo_cli.algo import logprobs
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import TokenSequence
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.sections.run import BackboneSettings, LoraSettings, TinySettings
@@ -44,6 +45,11 @@ def test_every_shape_has_the_parameters_of_its_architecture(name):
     counted = memory.backbone_shape(BackboneSettings(name=name, source=source), TinySettings())
     assert counted == memory.shape_of(preset_config(name))
     assert counted.num_parameters == SIZES.get(name, counted.num_parameters)
+
+
+def test_a_key_that_no_shape_has_is_refused_by_its_name():
+    with pytest.raises(InputError, match=r"\[about.shape\] = 'head_count' is not known"):
+        memory.counted_shape(**PRESETS["qwen-math-1.5b"]["shape"], head_count=12)
 
 
 def test_the_tiny_shape_a_folder_and_an_uncached_hub_id(tmp_path):
