@@ -12,9 +12,8 @@ import resource
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import AnyStr
+from typing import AnyStr, NamedTuple
 
 from exgrpo_cli.base.errors import InputError
 
@@ -24,8 +23,7 @@ _STDERR = 2
 _MOST = 1e9
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(NamedTuple):
     """Bound on one thing that foreign data may take, and the environment variable that sets another one."""
 
     variable: str
@@ -41,18 +39,15 @@ class Bound:
         except ValueError:
             value = math.nan
         if not 0 < value <= _MOST:
-            raise InputError(
-                f"{self.variable}={text!r} is no bound: use a number of {self.unit} above 0, up to {_MOST:g}."
-            )
+            bound = f"a number of {self.unit} above 0, up to {_MOST:g}"
+            raise InputError(f"{self.variable}={text!r} is no bound: use {bound}.")
         return value
 
     def require(self, what: str, amount: float) -> None:
         """Raise InputError naming `what`, the bound and its variable where `amount`, in the unit, is over it."""
         if amount > (most := self.value):
-            raise InputError(
-                f"{what} is over the bound of {most:,.10g} {self.unit}: leave it out, or set {self.variable} to a "
-                "higher one if you trust where it comes from."
-            )
+            trusted = f"set {self.variable} to a higher one if you trust where it comes from"
+            raise InputError(f"{what} is over the bound of {most:,.10g} {self.unit}: leave it out, or {trusted}.")
 
 
 MEGABYTES = Bound("EXGRPO_MAX_MB", 64, "MB")

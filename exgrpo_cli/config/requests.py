@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.names import Device
+from exgrpo_cli.config.sections import require
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,12 +104,9 @@ class PrepareRequest(_OfSettings):
             re.compile(self.answer_pattern or "")
         except re.error as error:
             raise InputError(f"--answer-pattern {self.answer_pattern!r} is no regular expression: {error}.") from None
-        if not 0 < self.overlap <= 1:
-            raise InputError(f"--overlap {self.overlap} is out of range: use a share above 0 and up to 1.")
-        if self.split is not None and not 0 < self.split < 1:
-            raise InputError(f"--split {self.split} is out of range: use a share between 0 and 1.")
-        if self.ngram < 1:
-            raise InputError(f"--ngram {self.ngram} is out of range: use a number of words of at least 1.")
+        require(0 < self.overlap <= 1, "--overlap", self.overlap, "a share above 0 and up to 1")
+        require(self.split is None or 0 < self.split < 1, "--split", self.split, "a share between 0 and 1")
+        require(self.ngram >= 1, "--ngram", self.ngram, "a number of words of at least 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,8 +2,8 @@
 
 import re
 import unicodedata
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.grading.extract import last_boxed
@@ -40,8 +40,7 @@ def ends_in_demanded_form(text: str) -> bool:
     return _RE.demanded_line.fullmatch(_without_markup(text.rstrip().rpartition("\n")[2][-_LONGEST_LINE:])) is not None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
+class Options(NamedTuple):
     """The options of a question, and how texts name one of them by its upper-case letter."""
 
     texts: tuple[str, ...] | None

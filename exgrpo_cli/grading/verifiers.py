@@ -13,12 +13,11 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from importlib.util import find_spec
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 from exgrpo_cli.base.errors import InputError, first_line, nearest, shown
 from exgrpo_cli.base.files import parse_json
@@ -205,8 +204,7 @@ ARITHMETIC = "arithmetic"
 """Source of running sums, as a question file has it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sum:
+class Sum(NamedTuple):
     """The terms that a question asks to be added up."""
 
     terms: tuple[int, ...]

@@ -11,9 +11,9 @@ import os
 import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from exgrpo_cli.base.data import expanded, tables
@@ -83,8 +83,7 @@ def readings(text: str, depth: int = 2) -> Iterator[str]:
     yield from (told[False], *(readings(told[True], depth - 1) if told[True] else ()))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Private:
+class Private(NamedTuple):
     """Patterns of what is private to this machine, in this run."""
 
     variables: Mapping[str, str]

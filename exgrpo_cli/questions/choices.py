@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise, takewhile
+from typing import NamedTuple
 
 from exgrpo_cli.base.data import patterns, tables
 from exgrpo_cli.base.types import Question
@@ -16,8 +16,7 @@ _LEAST_NUMBERED = 3
 _MOST_STARTS = 64
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Choices:
+class Choices(NamedTuple):
     """The options of a question where they stand in its text."""
 
     labels: tuple[str, ...]

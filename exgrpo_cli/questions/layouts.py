@@ -8,7 +8,6 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -42,8 +41,7 @@ Columns = Mapping[str, str]
 """Lower-case name to the name as it is in the file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """Rules that make questions of the rows of one source; a dot in the name of a column reaches into a struct."""
 
     name: str

@@ -287,11 +287,7 @@ def reach(row: Mapping[str, Any], dotted: str) -> Any:
 
 def is_unicode(text: str) -> bool:
     """Whether a text can be encoded: JSON escapes can spell halves of surrogate pairs, which cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return text.encode(errors="ignore").decode() == text
 
 
 def own_metadata(value: Any) -> str | None:

@@ -9,11 +9,10 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from sys import float_info
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from filelock import FileLock
@@ -319,8 +318,7 @@ _LAST_STEP = 2**31 - 1
 """The ledger's steps have 32 bits."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunMetrics:
+class RunMetrics(NamedTuple):
     """The steps of a run as columns, one row per step."""
 
     rows: Sequence[Mapping[str, Any]] = ()

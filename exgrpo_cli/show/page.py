@@ -2,9 +2,8 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -31,8 +30,7 @@ THEME = {
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
-@dataclass(frozen=True, slots=True)
-class Paragraph:
+class Paragraph(NamedTuple):
     """Running text, a warning, or something to copy, such as a command."""
 
     text: str
@@ -40,31 +38,25 @@ class Paragraph:
     """`paragraph`, `warning` or `code`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FigureBlock:
+class FigureBlock(NamedTuple):
     """A figure as SVG with its title and a line about how to read it."""
 
-    kind = "figure"
     name: str
     title: str
     svg: Markup
     caption: str
 
 
-@dataclass(frozen=True, slots=True)
-class Links:
+class Links(NamedTuple):
     """Files by their address from the page, each with what it is; without addresses they are only named."""
 
-    kind = "links"
     files: Mapping[str, str]
     linked: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(NamedTuple):
     """A response of the policy with what is known about it."""
 
-    kind = "response"
     question: str
     answer: str
     text: str
@@ -76,8 +68,7 @@ Block = Paragraph | RichTable | FigureBlock | Response | Links
 """A table with its title and caption above it; what is flush left is text, and may be broken over lines."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Page:
+class Page(NamedTuple):
     """A whole page."""
 
     title: str

@@ -6,10 +6,9 @@ Questions are numbered once for all tables, so that everything downstream is int
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -68,8 +67,7 @@ def take(columns: Any, rows: np.ndarray, *names: str) -> dict[str, np.ndarray]:
     return {name: getattr(columns, name)[rows] for name in names}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunRecord:
+class RunRecord(NamedTuple):
     """A run folder, read."""
 
     run: Path
@@ -174,7 +172,7 @@ def read_run(run: Path) -> RunRecord:
     events = decode_events(tables[EVENTS], question_ids)
     for name, columns in {**found, EVENTS: events}.items():
         _require_ranges(run / LEDGER_FOLDER / name, columns, reader.last_step)
-    logged = int(metrics.steps[-1]) if len(metrics.steps) else 0
+    logged = int(max(metrics.steps, default=0))
     last_step = max(logged, int(events.step.max(initial=0)))
     if last_step * (most := 2 + int(events.bucket.max(initial=0))) > MOST_CELLS:
         newest = run / (METRICS_FILE if logged == last_step else LEDGER_FOLDER)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
@@ -117,11 +117,10 @@ def seeds_needed(*, spread: float, distance: float) -> int:
     the interval of half width t(S - 1) * spread / sqrt(S) leaves the threshold out, which has probability
     P(T > t - distance * sqrt(S) / spread); the noncentral t is taken as a shifted one. From 2 to `MOST_SEEDS`.
     """
-    for seeds in range(2, MOST_SEEDS):
-        quantile = float(stdtrit(seeds - 1, 0.5 + CONFIDENCE / 2))
-        if stdtr(seeds - 1, distance * math.sqrt(seeds) / spread - quantile) >= POWER:
-            return seeds
-    return MOST_SEEDS
+    seeds = np.arange(2, MOST_SEEDS)
+    quantiles = stdtrit(seeds - 1, 0.5 + CONFIDENCE / 2)
+    enough = seeds[stdtr(seeds - 1, distance * np.sqrt(seeds) / spread - quantiles) >= POWER]
+    return int(min(enough, default=MOST_SEEDS))
 
 
 class Verdict(StrEnum):
@@ -156,8 +155,7 @@ def verdict(effects: list[Effect], thresholds: list[float], *, needed: int = SEE
     return Verdict.TOO_SMALL if small else Verdict.UNDECIDED
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(NamedTuple):
     """Something that runs are compared by; larger is better."""
 
     title: str
@@ -275,7 +273,7 @@ def endpoint_named(name: str) -> Endpoint:
             answers = endpoint.value(replace(result, after=result.after_at[temperature]))
         return answers
 
-    return replace(endpoint, title=f"{endpoint.title}, T = {temperature}", value=value) if temperature else endpoint
+    return endpoint._replace(title=f"{endpoint.title}, T = {temperature}", value=value) if temperature else endpoint
 
 
 def told_endpoints(results: Results) -> dict[str, Endpoint]:

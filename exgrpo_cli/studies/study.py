@@ -154,21 +154,16 @@ class Study:
 
     def describe(self) -> dict[str, Any]:
         """The plan as JSON: what `--dry-run` prints."""
+        runs = [
+            dict(arm=run.arm.name, seed=run.seed, folder=str(run.folder), steps=run.config.run.steps, state=run.state)
+            for run in self.runs
+        ]
         return {
             "name": self.name,
             "folder": str(self.folder),
             "baseline": ", ".join(self.baselines),
             "equal": self.equal,
-            "runs": [
-                {
-                    "arm": run.arm.name,
-                    "seed": run.seed,
-                    "folder": str(run.folder),
-                    "steps": run.config.run.steps,
-                    "state": run.state,
-                }
-                for run in self.runs
-            ],
+            "runs": runs,
         }
 
     def require_own_places(self) -> None:

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -301,7 +300,7 @@ def test_rows_of_each_regime_have_a_panel_and_their_own_baseline() -> None:
     # search has six baselines, so no line is that of the baseline; the others have one each.
     assert [sum(len(line.get_xdata()) == 2 for line in axes.lines) for axes in figure.axes] == [0, 1, 1]
     assert_readable(figure, 1.8)
-    others = [replace(score, mean=0.1 * n) for n, score in enumerate(scores) if score.name not in BASELINES]
+    others = [score._replace(mean=0.1 * n) for n, score in enumerate(scores) if score.name not in BASELINES]
     figure = comparisons.arm_comparison(others, baselines=BASELINES, measure="held-out pass@1", differences=True)
     assert [axes.get_title("left") for axes in figure.axes] == ["search", "strong"]
     assert [len(axes.get_yticks()) for axes in figure.axes] == [10, 2]

@@ -83,8 +83,7 @@ def setting(
     another run for it; `resumable` may change when a run goes on. `runs` is code itself, whatever its value.
     """
     table = {SET: needs} if isinstance(needs, Needs) else needs or {}
-    metadata = {"within": within, "needs": table, "role": role, "pinned": pinned, "resumable": resumable}
-    metadata |= {"runs": runs}
+    metadata = dict(within=within, needs=table, role=role, pinned=pinned, resumable=resumable, runs=runs)
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from exgrpo_cli.config.sections import FINITE, NON_NEGATIVE, POSITIVE, Bound, Needs, setting
+from exgrpo_cli.config.sections import FINITE, NON_NEGATIVE, POSITIVE, SHARE_OF_ONE, Bound, Needs, setting
 
 Aggregation = Literal["constant", "token-mean"]
 Surrogate = Literal["shaped", "raw", "clipped", "likelihood"]
@@ -19,7 +19,7 @@ class ObjectiveSettings:
     baseline: Literal["group", "history", "virtual"] = "group"
     """Baseline of the rewards: the group's mean, the question's own discounted pass rate over its visits, or the
     group's mean with a `virtual` reward of 1, by which all-wrong groups train."""
-    history_discount: float = setting(0.5, Bound(lambda d: 0 < d <= 1, "a number above 0, at most 1"))
+    history_discount: float = setting(0.5, SHARE_OF_ONE)
     """d of the baseline `history`: what an older visit counts, beside the next one."""
     clip_low: float = setting(0.2, NON_NEGATIVE)
     """Clip of a fresh token's ratio: from 1 - clip_low on."""

@@ -6,8 +6,8 @@ long to say. A question of level n has n numbers, from 1 to 9 where nothing else
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import permutations
+from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -26,8 +26,7 @@ _LARGEST = 99
 _POOL_KEY = b"exgrpo-countdown"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Attempt:
+class Attempt(NamedTuple):
     """Numbers in the order in which they are used, the signs between them, and the value after each sign."""
 
     numbers: tuple[int, ...]

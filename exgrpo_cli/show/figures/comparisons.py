@@ -2,9 +2,8 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from textwrap import fill, wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -32,19 +31,18 @@ CURVES_HEIGHT = 2.7
 """Inches of the axes of curves with their title and labels; the legend comes below."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ArmScore:
+class ArmScore(NamedTuple):
     """One arm's score, or what it is less the baseline's, paired by seed: its mean over seeds with an interval.
 
     Of the end of training numbers, of a curve a sequence over `steps`, NaN where it was not measured.
     """
 
     name: str
-    regime: str = ""
-    """Regime of the arm where the study has several: arms of one share a panel."""
     mean: Any
     low: Any
     high: Any
+    regime: str = ""
+    """Regime of the arm where the study has several: arms of one share a panel."""
     seeds: Sequence[float] = ()
     """One value per seed, of a difference per seed that both have finished."""
     steps: Sequence[int] = ()

@@ -84,8 +84,7 @@ def learning_curve(metrics: RunMetrics, heldout: Mapping[str, Scores]) -> "Figur
         looks = style.looks_of(list(logged))
         windows = [style.draw_line(axes, metrics.steps, own, name, **looks[name]) for name, own in drawn.items()]
         _draw_heldout(axes, heldout, lambda steps: steps)
-        last_step = int(metrics.steps[-1]) if len(metrics.steps) else 0
-        style.count_axis(axes, "step", last_step, margin=0.02)
+        style.count_axis(axes, "step", int(max(metrics.steps, default=0)), margin=0.02)
         axes.set(ylabel="pass@1", ylim=(0, 1))
         style.mark_phase_start(axes, metrics.first_mixed_step, label=True)
         names = axes.get_legend_handles_labels()[1]
@@ -160,8 +159,7 @@ def policy_diagnostics(metrics: RunMetrics) -> "Figure | None":
         if any(np.nan_to_num(own).any() and np.isfinite(own).mean() >= LEAST_LOGGED for own in values.values()):
             lines = {label: own for label, own in values.items() if np.isfinite(own).any()}
             panels.append(Panel(title, lines, metrics.steps, logarithmic=title.startswith(LOGARITHMIC)))
-    last_step = int(metrics.steps[-1]) if len(metrics.steps) else 0
-    figure = style.series_figure(panels, last_step, metrics.first_mixed_step)
+    figure = style.series_figure(panels, int(max(metrics.steps, default=0)), metrics.first_mixed_step)
     entropy, skipped = metrics.series("policy/entropy"), np.nansum(metrics.series("optim/updates_skipped"))
     known = entropy[np.isfinite(entropy)]
     found = f"the policy's entropy {went(known[0], known[-1])} nats, " if len(known) else ""

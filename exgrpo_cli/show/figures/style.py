@@ -8,10 +8,9 @@ import logging
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -145,8 +144,7 @@ def legend_of_all(figure: "Figure", panels: "Sequence[Axes]", names: Sequence[st
     figure.legend([found[name] for name in shown], shown, loc="outside upper left", **options)
 
 
-@dataclass(frozen=True, slots=True)
-class Panel:
+class Panel(NamedTuple):
     """Lines over the steps on one pair of axes."""
 
     title: str
@@ -274,8 +272,7 @@ def draw_curve(
     axes.fill_between(places, *ends, color=look.get("color"), alpha=0.15, linewidth=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """A mean with its interval beside a label; rows stand under one another, the first on top."""
 
     label: str
