@@ -42,10 +42,8 @@ def cached_folder(
         root.mkdir(parents=True, exist_ok=True)
         lock = FileLock(root / f"{folder.name}.lock").acquire()
     except OSError as error:
-        raise InputError(
-            f"The cache folder {root} cannot be written ({error.filename}: {error.strerror}): set EXGRPO_CACHE to one "
-            "that can."
-        ) from error
+        refusal = f"cannot be written ({error.filename}: {error.strerror})"
+        raise InputError(f"The cache folder {root} {refusal}: set EXGRPO_CACHE to one that can.") from error
     with lock:
         if os.path.lexists(folder):
             damage = files.find_damage(folder) or _unlisted(folder) if folder.is_dir() else "it is no folder"

@@ -94,9 +94,8 @@ def require_writable(path: Path) -> None:
         with TemporaryFile(dir=parent):
             pass
     except OSError as error:
-        raise InputError(
-            f"--output {path} cannot be written: {parent} is not a writable folder ({error.strerror})."
-        ) from error
+        reason = f"{parent} is not a writable folder ({error.strerror})"
+        raise InputError(f"--output {path} cannot be written: {reason}.") from error
 
 
 def take(lock: FileLock, in_use: str) -> AcquireReturnProxy:
@@ -107,9 +106,8 @@ def take(lock: FileLock, in_use: str) -> AcquireReturnProxy:
     except Timeout:
         raise InputError(in_use) from None
     except OSError as error:
-        raise InputError(
-            f"{lock.lock_file} cannot be written ({error.strerror}): allow it, or go on with a copy of the folder."
-        ) from error
+        refused = f"{lock.lock_file} cannot be written ({error.strerror})"
+        raise InputError(f"{refused}: allow it, or go on with a copy of the folder.") from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -154,9 +152,8 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
             try:
                 value = parse_json(line)
             except ValueError as error:
-                raise InputError(
-                    f"{path}, line {number} is not JSON ({error}): remove the line, or restore the file from a copy."
-                ) from error
+                remedy = "remove the line, or restore the file from a copy"
+                raise InputError(f"{path}, line {number} is not JSON ({error}): {remedy}.") from error
             if not isinstance(value, dict):
                 raise InputError(f"{path}, line {number} is no JSON object but {value!r:.40}: remove the line.")
             yield value

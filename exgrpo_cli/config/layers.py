@@ -73,16 +73,12 @@ def build_config(
         *stated,
     ]
     if as_published and not chosen.published:
-        raise InputError(
-            f"--as-published: method {name} has no [published] table, which says what a paper changes besides its "
-            "replay, so there is nothing to apply. Leave the option out."
-        )
+        lacks = "has no [published] table, which says what a paper changes besides its replay"
+        raise InputError(f"--as-published: method {name} {lacks}, so there is nothing to apply. Leave the option out.")
     config = resolve(_with_derived_defaults(layers))
     if regime and config.backbone.name != TINY:
-        raise InputError(
-            f"--regime {regime} is a start of the {TINY} backbone, not of {config.backbone.name}: leave one of them "
-            "out."
-        )
+        contradicts = f"is a start of the {TINY} backbone, not of {config.backbone.name}"
+        raise InputError(f"--regime {regime} {contradicts}: leave one of them out.")
     return config
 
 
@@ -138,10 +134,8 @@ def _backbone_layer(backbone: str | None, file_layer: Layer, config_file: Path |
     if backbone is None and in_file is not None and in_file not in presets:
         # A file that names a model of its own (a run's config.toml) carries the source too.
         if _text(file_layer, "backbone.source") is None:
-            raise InputError(
-                f"{config_file}: backbone.name = {in_file!r} is no preset and backbone.source is missing."
-                f"{nearest(in_file, presets)}"
-            )
+            lacks = "is no preset and backbone.source is missing"
+            raise InputError(f"{config_file}: backbone.name = {in_file!r} {lacks}.{nearest(in_file, presets)}")
         return {}
     if backbone is None or backbone in presets:
         name = _agreed("--backbone", backbone, in_file, config_file) or TINY
@@ -150,10 +144,8 @@ def _backbone_layer(backbone: str | None, file_layer: Layer, config_file: Path |
     folder = Path(backbone)
     local = backbone != "" and (folder.is_dir() or (folder.is_file() and is_gguf(backbone)))
     if not local and (folder.is_file() or not HUB_ID.fullmatch(backbone)):
-        raise InputError(
-            f"backbone {backbone!r} is neither a preset, nor a folder, nor a GGUF file, nor a hub id (owner/name)."
-            f"{nearest(backbone, presets)}"
-        )
+        kinds = "neither a preset, nor a folder, nor a GGUF file, nor a hub id (owner/name)"
+        raise InputError(f"backbone {backbone!r} is {kinds}.{nearest(backbone, presets)}")
     # An absolute path, so that the configuration means the same model from any working directory.
     source = str(folder.resolve()) if local else backbone
     _agreed("--backbone", source, _text(file_layer, "backbone.source"), config_file)

@@ -87,10 +87,8 @@ def load_function(setting: str, value: str) -> Callable[..., Any]:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise InputError(
-            f"{setting} = {value!r}: cannot import {module_name} ({error}); "
-            f"put {module_name}.py into {Path.cwd()} or install it"
-        ) from error
+        remedy = f"put {module_name}.py into {Path.cwd()} or install it"
+        raise InputError(f"{setting} = {value!r}: cannot import {module_name} ({error}); {remedy}") from error
     except Exception as error:
         raise InputError(f"{setting} = {value!r}: importing {module_name} {_raised(error, module_name)}") from error
     function = getattr(module, name, None)

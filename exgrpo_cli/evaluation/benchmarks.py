@@ -231,9 +231,8 @@ def _questions(source: Source, benchmark: Benchmark) -> Iterator[Question]:
         try:
             layout = recognise(str(path), first, PrepareRequest())
         except InputError as error:
-            raise InputError(
-                f"{error} These are options of `exgrpo prepare`, which makes a question file of it."
-            ) from error
+            meant = "These are options of `exgrpo prepare`, which makes a question file of it."
+            raise InputError(f"{error} {meant}") from error
         for number, row in iter_rows(path, layout.wanted):
             try:
                 yield replace(layout.question(row, source.name), metadata=None)

@@ -211,10 +211,8 @@ def compare(paths: Sequence[Path]) -> ResultTable:
         one, *rest = (folders[name] for folders in models.values() if name in folders)
         for other in rest:
             if unlike := differences(one.stamp, other.stamp, may_differ=MAY_DIFFER_IN_COMPARISON):
-                raise InputError(
-                    f"{one.path} and {other.path} cannot be compared, their protocols differ: {'; '.join(unlike)}. "
-                    "Evaluate one of them again as the other was."
-                )
+                reason = f"their protocols differ: {'; '.join(unlike)}. Evaluate one of them again as the other was"
+                raise InputError(f"{one.path} and {other.path} cannot be compared, {reason}.")
     results: dict[str, dict[str, Any]] = {model: {} for model in models}
     made: dict[tuple[str, str], dict[str, Any]] = {}
     for name in names:

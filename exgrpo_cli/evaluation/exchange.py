@@ -40,20 +40,16 @@ def checked_address(url: str) -> str:
     key in it would be stored and shown with it.
     """
     if re.search("[@?#]", url):
-        raise InputError(
-            "--endpoint holds more than an address (a user before an @, or a part from ? or # on): leave it out, and "
-            "put a key into OPENAI_API_KEY."
-        )
+        more = "more than an address (a user before an @, or a part from ? or # on)"
+        raise InputError(f"--endpoint holds {more}: leave it out, and put a key into OPENAI_API_KEY.")
     try:
         parts = urllib.parse.urlsplit(url)
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_address = False
     if not is_address or re.search(r"[^!-~]", url):
-        raise InputError(
-            f"--endpoint {shown_address(url)!r} is no address: it begins with http:// or https://, as in "
-            "http://localhost:8000."
-        )
+        form = "it begins with http:// or https://, as in http://localhost:8000"
+        raise InputError(f"--endpoint {shown_address(url)!r} is no address: {form}.")
     return url.rstrip("/")
 
 
@@ -154,10 +150,8 @@ class _Exchange(urllib.request.HTTPSHandler, urllib.request.HTTPHandler, urllib.
         # Taken apart as the request itself will be; behind a proxy a request's own host is the proxy.
         before, after = (urllib.request.Request(each) for each in (request.full_url, url))
         if request.data is not None or (before.type, before.host) != (after.type, after.host):
-            raise RunError(
-                f"{self.server} sends requests on to {said(url, self.key)}, and they go to --endpoint alone: name that "
-                "address if it is the right one."
-            )
+            elsewhere = f"{said(url, self.key)}, and they go to --endpoint alone"
+            raise RunError(f"{self.server} sends requests on to {elsewhere}: name that address if it is the right one.")
         return super().redirect_request(request, reply, code, words, headers, url)
 
     def _readinto(self, sock: Any, read: Callable[[Any], int], buffer: Any) -> int:
@@ -169,8 +163,6 @@ class _Exchange(urllib.request.HTTPSHandler, urllib.request.HTTPHandler, urllib.
         count = read(buffer)
         self.left -= count
         if self.left < 0:
-            raise RunError(
-                f"{self.server} sends more than {self.max_bytes / 1e6:.1f} MB as one answer, more than "
-                "--max-tokens can be: is --endpoint its address?"
-            )
+            much = f"{self.max_bytes / 1e6:.1f} MB as one answer, more than --max-tokens can be"
+            raise RunError(f"{self.server} sends more than {much}: is --endpoint its address?")
         return count

@@ -62,9 +62,8 @@ class LocalModel:
         if device == "cuda" and not gpus:
             raise InputError("--device cuda, but no GPU is visible: use --device cpu, or check CUDA_VISIBLE_DEVICES.")
         if device == "mps" and not torch.backends.mps.is_available():
-            raise InputError(
-                "--device mps is the GPU of a Mac with Apple silicon, and there is none; use --device cpu."
-            )
+            lacking = "is the GPU of a Mac with Apple silicon, and there is none"
+            raise InputError(f"--device mps {lacking}; use --device cpu.")
         self._device = torch.device(device if device != "auto" else "cuda" if gpus else "cpu")
         self._engine, self._tensor_parallel = engine, tensor_parallel
         if engine == "vllm":
@@ -102,10 +101,8 @@ class LocalModel:
         if window := self._backbone.max_position_embeddings or config.get("max_position_embeddings"):
             room = min(room, window - length)
         if room < 1:
-            raise InputError(
-                f"{name}: question {longest} has a prompt of {length} tokens, which fills the model's window of "
-                f"{window}: use a model with a larger window."
-            )
+            fills = f"has a prompt of {length} tokens, which fills the model's window of {window}"
+            raise InputError(f"{name}: question {longest} {fills}: use a model with a larger window.")
         self._max_tokens = max(self._max_tokens, length + room)
         return Prepared(
             records=tuple(

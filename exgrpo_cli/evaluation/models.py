@@ -50,10 +50,8 @@ def choose_model(text: str | None, runs: Path = RUNS) -> ModelChoice:
     if HUB_ID.fullmatch(hub_id) and bool(at) == bool(revision) and not text.startswith((".", "/", "runs/", "results/")):
         options = {"backbone": {"revision": revision}} if revision else {}
         return ModelChoice(name=text, config=build_config(backbone=hub_id, options=options))
-    raise InputError(
-        f"model {text!r} is neither a run folder, a model folder, a GGUF file, a hub id (owner/name), nor a backbone "
-        f"preset.{nearest(text, preset_names('backbones'))}"
-    )
+    kinds = "neither a run folder, a model folder, a GGUF file, a hub id (owner/name), nor a backbone preset"
+    raise InputError(f"model {text!r} is {kinds}.{nearest(text, preset_names('backbones'))}")
 
 
 def newest_finished(runs: Path) -> Path:
@@ -91,10 +89,8 @@ def _of_folder(folder: Path) -> ModelChoice:
 
 def _exported(run: Path, folder: Path, name: str) -> ModelChoice:
     if not ((folder / "config.json").is_file() or is_adapter(folder)):
-        raise InputError(
-            f"{run} has no model in {folder} (no file config.json): is the run finished? Checkpoints: {_known(run)}; "
-            f"name one as {run}@latest."
-        )
+        remedy = f"is the run finished? Checkpoints: {_known(run)}; name one as {run}@latest"
+        raise InputError(f"{run} has no model in {folder} (no file config.json): {remedy}.")
     # Weights as exported: the run's own overrides of rope base and window are in the exported config already.
     backbone = {"source": str(folder.resolve()), "rope_theta": 0.0, "max_position_embeddings": 0}
     # Whatever functions the run names: an evaluation calls none of them.

@@ -75,10 +75,8 @@ class PreparePlan:
                 options = replace(self.options, prompt_limit=limit, benchmarks=benchmarks)
                 reports = preparing.prepare(request.source, self.output, options, reporter.progress)
         except KeyboardInterrupt:
-            raise Interrupted(
-                f"stopped, {self.output} was not written; run the same command again: it starts over, "
-                f"files fetched whole from the hub are kept."
-            ) from None
+            again = "run the same command again: it starts over, files fetched whole from the hub are kept"
+            raise Interrupted(f"stopped, {self.output} was not written; {again}.") from None
         shown = [] if limit is None else [_seen(question, limit) for question in reports[0].questions[: request.show]]
         return PrepareResult(reports, shown)
 

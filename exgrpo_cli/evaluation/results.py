@@ -74,10 +74,8 @@ class ResultsFolder(AbstractContextManager["ResultsFolder"]):
         try:
             held = folder.stamp if folder._protocol.is_file() else stamp
             if unlike := differences(held, stamp, may_differ=MAY_DIFFER_ON_RESUME):
-                raise InputError(
-                    f"{path} holds results of another protocol: {'; '.join(unlike)}. Choose another --output, or "
-                    "remove the folder."
-                )
+                remedy = "Choose another --output, or remove the folder"
+                raise InputError(f"{path} holds results of another protocol: {'; '.join(unlike)}. {remedy}.")
             if folder._questions.is_file() or folder._records.is_file():
                 folder._check_questions(records)
             else:
@@ -117,10 +115,8 @@ class ResultsFolder(AbstractContextManager["ResultsFolder"]):
         for found, wanted in zip_longest(self.questions(), records):
             if found != wanted:
                 place = (found or wanted).question.id
-                raise InputError(
-                    f"{self._questions} is not what would be asked now (first: question {place}): restore it from a "
-                    "copy, or choose another --output."
-                )
+                unlike = f"is not what would be asked now (first: question {place})"
+                raise InputError(f"{self._questions} {unlike}: restore it from a copy, or choose another --output.")
 
     @property
     def stamp(self) -> Stamp:
@@ -184,10 +180,8 @@ class ResultsFolder(AbstractContextManager["ResultsFolder"]):
         """All questions in the order they were asked; raises InputError while some are unfinished."""
         ids, records = [record.question.id for record in self.questions()], self.records()
         if not ids or len(records) < len(ids):
-            raise InputError(
-                f"{self.path} holds {len(records)} of {len(ids)} questions (records.jsonl): finish the evaluation "
-                "first."
-            )
+            held = f"{len(records)} of {len(ids)} questions (records.jsonl)"
+            raise InputError(f"{self.path} holds {held}: finish the evaluation first.")
         if len({len(record.samples) for record in records.values()}) > 1 or not records[ids[0]].samples:
             raise InputError(f"{self._records} has questions with other numbers of samples: {_AGAIN}")
         return Evaluation(records=tuple(records[question_id] for question_id in ids))
