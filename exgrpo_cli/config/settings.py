@@ -20,6 +20,7 @@ from exgrpo_cli.config.sections import run as runs
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.replay.append import Append
 from exgrpo_cli.replay.join import Join
+from exgrpo_cli.replay.prefix import Prefix
 from exgrpo_cli.replay.refill import Refill
 from exgrpo_cli.replay.replace import Replace
 
@@ -73,7 +74,7 @@ class Config:
     lora: runs.LoraSettings = field(default_factory=runs.LoraSettings)
     rollout: runs.RolloutSettings = field(default_factory=runs.RolloutSettings)
     grading: runs.GradingSettings = field(default_factory=runs.GradingSettings)
-    replay: Replace | Join | Append | Refill = field(default_factory=Replace)
+    replay: Replace | Join | Append | Refill | Prefix = field(default_factory=Replace)
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
     optim: runs.OptimSettings = field(default_factory=runs.OptimSettings)
     validation: runs.ValidationSettings = field(default_factory=runs.ValidationSettings)
@@ -131,6 +132,7 @@ def contradictions(config: Config) -> Iterator[tuple[str, str, str]]:
         holds |= {
             "nothing fresh": isinstance(replay, Replace) and replay.per_question >= K,
             "never enough": isinstance(replay, Join) and 0 < replay.max_per_question < replay.min_stored,
+            "never solved": isinstance(replay, Prefix) and replay.store == "failures" and replay.retirement,
             "one label": len(set(labels)) < len(labels),
             "no successes": bool(config.grading.rewards) and objective.baseline == "history",
             "waiting rows": rollout.carry_over > 0 and objective.importance == "old",

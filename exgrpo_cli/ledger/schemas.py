@@ -28,8 +28,9 @@ SCORES = "scores"
 DRAWS = "draws"
 VISITS = "visits"
 REPLAYS = "replays"
+PREFIXES = "prefixes"
 EVENTS = "events"
-TABLES = (BODIES, TRAJECTORIES, SCORES, DRAWS, VISITS, REPLAYS, EVENTS)
+TABLES = (BODIES, TRAJECTORIES, SCORES, DRAWS, VISITS, REPLAYS, PREFIXES, EVENTS)
 """In the order they are written. A part of events is the commit record of its steps, hence the last."""
 
 NO_LOGPROBS = "none"

@@ -18,6 +18,7 @@ from exgrpo_cli.models.load import dtype_note, pin_dtype
 from exgrpo_cli.presets import load_preset, preset_names
 from exgrpo_cli.ranks import ALONE, Ranks
 from exgrpo_cli.replay.join import Join
+from exgrpo_cli.replay.prefix import Prefix
 
 MPS = (1, "hf", "torch")
 """Ranks and engines that a Mac's GPU can have."""
@@ -257,20 +258,24 @@ def first_replay_step(config: Config, num_questions: int) -> int:
     """The first step that can replay a row, whatever the rollouts will be.
 
     A threshold above 0 takes a step of its own, rows are stored before the step that replays them, and a question that
-    rows join must have been visited often enough to hold `min_stored` of them. The stream gives out every question once
-    before any of them again.
+    rows join must have been visited often enough to hold `min_stored` of them, one that is begun twice. The stream
+    gives out every question once before any of them again.
     """
     replay, rollout = config.replay, config.rollout
     begins = max(replay.warmup_steps, int(replay.start_threshold > 0)) + 1
     if replay.warm_start:
         return begins
     stores = 1 if replay.collect_before_start else begins
-    if not isinstance(replay, Join):
+    if isinstance(replay, Join):
+        of_a_visit = rollout.group_size if replay.store == "all" else replay.upper(rollout.group_size)
+        visits, turns = math.ceil(replay.min_stored / of_a_visit), 0
+    elif isinstance(replay, Prefix) and not replay.at_most:
+        # It was solved at one visit and is no longer at the next, or the other way round.
+        visits, turns = 1, 1
+    else:
         return max(begins, stores + 1)
-    of_a_visit = rollout.group_size if replay.store == "all" else replay.upper(rollout.group_size)
-    visits = math.ceil(replay.min_stored / of_a_visit)
     passes = (stores - 1) * rollout.questions_per_step // num_questions + visits
-    return max(begins, passes * num_questions // rollout.questions_per_step + 1)
+    return max(begins, passes * num_questions // rollout.questions_per_step + 1 + turns)
 
 
 def replay_notes(config: Config, num_questions: int | None = None) -> list[str]:

@@ -209,24 +209,22 @@ def effective_sample_share(chosen: Sequence[Trajectory], current: Sequence[Token
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuestionPlace(Place):
-    """Base of `Replace` and `Join`: rows of a question are replayed in its own group."""
+    """Base of the places that choose among a question's stored rows."""
 
     eviction: Literal["oldest", "highest-entropy", "longest", "random"] = "oldest"
-    per_question: int = setting(1, POSITIVE)
-    """Stored rows that a question replays at most."""
     metric: str = setting("ent", (*METRICS, PREFIX), {"reward": Needs("all rewards are equal", store=("all", "none"))})
     """Metric that chooses the trajectory of a question: `ent`, `ent-sum`, `ppl`, `length`, `random`, `reward`,
     `age`, or `python:m:f`."""
     direction: Literal["min", "max"] = "min"
     """Whether the lowest or the highest metric is chosen."""
-    advantage_over: Literal["group", "own"] = setting("group", needs=Needs("of one row it is 0", per_question=SET))
-    """Advantages: over fresh and replayed rows together, or over each kind apart."""
     max_per_question: int = setting(0, NON_NEGATIVE)
     """Most trajectories kept per question; 0 is unbounded, as in the paper."""
     max_score_staleness: int = setting(0, NON_NEGATIVE)
     """Weight versions a measured entropy may lag behind before it is measured again; 0 is exact."""
     cooldown: int = setting(0, NON_NEGATIVE)
     """Steps a question rests after a replay; 0 is none."""
+
+    per_question = 1
 
     @property
     def needs_scores(self) -> bool:
@@ -289,3 +287,13 @@ class QuestionPlace(Place):
         rows["entropy"][stale] = [scores[trajectory_id].mean_entropy for trajectory_id in stale.tolist()]
         rows["nll"][stale] = [scores[trajectory_id].mean_nll for trajectory_id in stale.tolist()]
         rows["measured_version"][stale] = version
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemberPlace(QuestionPlace):
+    """Base of `Replace` and `Join`: rows of a question are replayed in its own group."""
+
+    per_question: int = setting(1, POSITIVE)
+    """Stored rows that a question replays at most."""
+    advantage_over: Literal["group", "own"] = setting("group", needs=Needs("of one row it is 0", per_question=SET))
+    """Advantages: over fresh and replayed rows together, or over each kind apart."""

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from exgrpo_cli.config.sections import POSITIVE, setting
-from exgrpo_cli.replay.by_question import QuestionPlace
+from exgrpo_cli.replay.by_question import MemberPlace
 from exgrpo_cli.replay.place import NEEDS_A_RUN, NO_EXPERIENCE, Asked, Experience
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Join(QuestionPlace):
+class Join(MemberPlace):
     """A fresh question that holds enough stored rows gets the best of them beside its K rollouts."""
 
     composition: Literal["join"] = "join"

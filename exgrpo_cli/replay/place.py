@@ -1,9 +1,9 @@
 """Places of replayed rows: the settings of all, what a step gives to one (Asked), and gets of it (Experience).
 
-A place is a strategy of replay, named by where in a step's batch the stored rows go: `Replace`, `Join`, `Append` or
-`Refill`, chosen by `replay.composition`; each has the settings that it reads and no other. `before` draws what stands
-in for rollouts, ahead of them; `beside` what trains with the step's groups. Rank 0 asks the place; all ranks score
-what it wants scored.
+A place is a strategy of replay, named by where in a step's batch the stored rows go: `Replace`, `Join`, `Append`,
+`Refill` or `Prefix`, chosen by `replay.composition`; each has the settings that it reads and no other. `before` draws
+what stands in for rollouts or begins them, ahead of them; `beside` what trains with the step's groups. Rank 0 asks the
+place; all ranks score what it wants scored.
 """
 
 import math
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Int32
 
 from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.types import TokenScores, Trajectory
@@ -39,11 +39,21 @@ class Replayed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Beginning:
+    """The first tokens of a stored trajectory, from which all rollouts of its question go on."""
+
+    trajectory_id: int
+    token_ids: Int32[np.ndarray, " tokens"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Experience:
     """Stored rows that a step replays, and how they train."""
 
     by_question: Mapping[str, tuple[Replayed, ...]] = field(default_factory=dict)
     """Rows replayed in their question's own group, in the order drawn."""
+    beginnings: Mapping[str, Beginning] = field(default_factory=dict)
+    """First tokens of all K rollouts of a question, by its id."""
     joined: bool = False
     """These stand beside K rollouts, not in the place of some."""
     own_advantages: bool = False
@@ -116,9 +126,11 @@ class Place:
 
     composition: str
     """Place of replayed rows: `replace` fresh questions by stored ones, `join` a question's own stored rows to its
-    fresh rollouts, `append` stored units beside the batch, `refill` groups that are not mixed (`docs/methods.md`)."""
+    fresh rollouts, `append` stored units beside the batch, `refill` groups that are not mixed, `prefix` the beginning
+    of a stored row before all K rollouts (`docs/methods.md`)."""
     store: str
-    """Rows that an eligible visit stores: its successes, all its rollouts, or none (only what `warm_start` brought)."""
+    """Rows that an eligible visit stores: its successes, its failures, all its rollouts, or none (only what
+    `warm_start` brought)."""
     eviction: str
     """Rows that leave a question or a store that is full: `oldest`, `highest-entropy` (as last measured, of a
     group its first row's), `longest`, `random`, or where units are drawn `lowest-priority`."""
@@ -126,13 +138,17 @@ class Place:
     """Keep correct trajectories and replay them; off is the on-policy baseline."""
     start_threshold: float = setting(0.35, between(0, 1))
     """Delayed start: the step after batch pass@1 exceeds this is the first mixed one. 0 is mixed from step 1."""
-    collect_before_start: bool = setting(False, needs=Needs("nothing is collected", store=("successes", "all")))
+    collect_before_start: bool = setting(
+        False, needs=Needs("nothing is collected", store=("successes", "failures", "all"))
+    )
     """Store during the on-policy phase as well."""
     warmup_steps: int = setting(
         0, NON_NEGATIVE, Needs("nothing is stored while the run warms up", collect_before_start=True, store="none")
     )
     """Steps before the first replay, whatever the threshold; 0 is none."""
-    lower_bound: int = setting(0, at_least(-1), {-1: Needs("without a success it stores nothing", store="all")})
+    lower_bound: int = setting(
+        0, at_least(-1), {-1: Needs("without a success it stores nothing", store=("failures", "all"))}
+    )
     """A visit stores when lower_bound < k <= upper_bound; -1 admits k = 0."""
     upper_bound: int = setting(-1, at_least(-1))
     """-1 is K - 1; K and above is K."""

@@ -5,12 +5,12 @@ from typing import Literal
 
 from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.config.sections import FINITE, POSITIVE, between, setting
-from exgrpo_cli.replay.by_question import SAMPLERS, QuestionPlace, resolve_sampler
+from exgrpo_cli.replay.by_question import SAMPLERS, MemberPlace, resolve_sampler
 from exgrpo_cli.replay.place import NEEDS_A_RUN, NO_EXPERIENCE, Asked, Experience, whole_share
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Replace(QuestionPlace):
+class Replace(MemberPlace):
     """A share of a step's questions is drawn from the store: of each, stored rows stand in for as many of K rollouts.
 
     A failure in the place of a rollout would count as a member of the fresh group, so only successes are stored.

@@ -22,7 +22,7 @@ from exgrpo_cli.ledger.reader import Catalogue, read_rows
 from exgrpo_cli.ledger.writer import LedgerWriter
 from exgrpo_cli.replay.by_question import Bucket, Candidates, Sampler
 from exgrpo_cli.replay.by_unit import DrawnUnit, UnitDraw, UnitPlace, leaving, priorities_at_birth
-from exgrpo_cli.replay.place import Place
+from exgrpo_cli.replay.place import Beginning, Place
 from exgrpo_cli.replay.rows import FreshRow, StoreCounts, Visit, rebuild, token_hash
 
 
@@ -181,6 +181,13 @@ class Store(AbstractContextManager["Store"]):
                 self.questions.rests_until[question] = step + self.rules.cooldown
             self._use(step, trajectory_id, [trajectory_id])
 
+    def record_beginning(self, group_of: Visit, beginning: Beginning) -> None:
+        """Record what grew from a beginning. It is no visit: its question neither moves nor retires, and nothing is
+        stored."""
+        columns = {"step": group_of.step, "question_id": group_of.question_id, "trajectory_id": beginning.trajectory_id}
+        columns |= {"num_tokens": len(beginning.token_ids), "k": group_of.success_count}
+        self.writer.append(schemas.PREFIXES, num_members=len(group_of.rows), **columns)
+
     # By unit.
 
     def draw_units(self, place: UnitPlace, step: int, rng: np.random.Generator) -> UnitDraw:
@@ -224,9 +231,9 @@ class Store(AbstractContextManager["Store"]):
 
         Without `collecting` (before the delayed start) nothing is stored; retirement is active all the same. A failure
         of the verifier neither retires a question nor moves a bucket already set; its successes are stored, but with
-        store = all nothing is, since a reward that was never given would be replayed.
+        store = all or failures nothing is, since a reward that was never given would be replayed.
         """
-        dedup = collecting and self.rules.store == "successes"
+        dedup = collecting and self.rules.store in ("successes", "failures")
         held = self.held_by([visit.question_id for visit in visits]) if dedup else [np.zeros(0, np.int64)] * len(visits)
         for visit, own in zip(visits, held, strict=True):
             self._record_visit(visit, own, collecting=collecting)
@@ -261,18 +268,18 @@ class Store(AbstractContextManager["Store"]):
         self._trim_store(visit.step)
 
     def _to_store(self, visit: Visit, known: Sequence[int]) -> list[tuple[int, FreshRow]]:
-        """Rows of an eligible visit that are stored, each with its fingerprint: of equal successes the first, unless
-        its fingerprint is among those `known` of its question."""
-        rows = [(token_hash(row.token_ids), row) for row in visit.rows]
-        if visit.question_id in self.barred or (self.rules.store == "all" and visit.verifier_failed):
+        """Rows of an eligible visit that are stored, each with its fingerprint: of equal ones the first, unless its
+        fingerprint is among those `known` of its question, or all rows with store = all."""
+        rows, kind = [(token_hash(row.token_ids), row) for row in visit.rows], self.rules.store
+        if kind == "none" or visit.question_id in self.barred or (kind != "successes" and visit.verifier_failed):
             return []
-        if self.rules.store == "all":
+        if kind == "all":
             return rows
         first: dict[int, FreshRow] = {}
         for fingerprint, row in rows:
-            if row.correct and fingerprint not in known:
+            if row.correct == (kind == "successes") and fingerprint not in known:
                 first.setdefault(fingerprint, row)
-        return list(first.items()) if self.rules.store == "successes" else []
+        return list(first.items())
 
     def _collect(self, visit: Visit, question: int, new: Sequence[tuple[int, FreshRow]]) -> None:
         """Store rows of a question that has a bucket, as one group."""

@@ -17,6 +17,7 @@ from exgrpo_cli.ledger.schemas import WARM_START_STEP
 from exgrpo_cli.replay.by_question import QuestionPlace
 from exgrpo_cli.replay.by_unit import UnitPlace
 from exgrpo_cli.replay.place import Place
+from exgrpo_cli.replay.prefix import Prefix
 from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.show.draw_test import draw_test
 from exgrpo_cli.show.record import Columns, RunRecord, question_texts, table_rows
@@ -72,7 +73,7 @@ def run_facts(record: RunRecord) -> Numbers:
         "run": str(record.run),
         "method": record.config.run.method,
         "composition": rules.composition,
-        "sampler": rules.sampler if isinstance(rules, Replace) else None,
+        "sampler": rules.sampler if isinstance(rules, Replace) else "uniform" if isinstance(rules, Prefix) else None,
         "metric": f"{rules.metric}:{rules.direction}" if isinstance(rules, QuestionPlace) else None,
         "priority": rules.priority if isinstance(rules, UnitPlace) else None,
         "drawn_by": ", ".join(draw_names(rules).values()),
@@ -168,7 +169,8 @@ def replays(record: RunRecord) -> Numbers:
     tokens = np.bincount(steps, weights=born.num_tokens[rows], minlength=last + 1)
     trained = record.metrics.series("tokens/trained")
     known = np.isfinite(trained) & (record.metrics.steps >= 0)
-    total = trained[known].sum()
+    # Nothing of a beginning is trained.
+    total = 0.0 if isinstance(record.config.replay, Prefix) else trained[known].sum()
     return {
         "evicted": int((evicted >= 0).sum()),
         "age": _spread(age),
@@ -236,6 +238,17 @@ def scanned_units(record: RunRecord) -> Numbers:
         "drift": mean_by_step(step, units.drift, last),
     }
     return {"over_time": {"units": found if isinstance(record.config.replay, UnitPlace) else None}}
+
+
+def begun_groups(record: RunRecord) -> Numbers:
+    """Groups of each step whose rollouts began with a stored row: how many, tokens of their beginnings, pass@1."""
+    begun, last = record.begun, record.last_step
+    found = {
+        "groups": np.bincount(begun.step, minlength=last + 1),
+        "tokens": mean_by_step(begun.step, begun.num_tokens, last),
+        "pass_at_1": mean_by_step(begun.step, begun.success_count / begun.num_members, last),
+    }
+    return {"over_time": {"begun": found if isinstance(record.config.replay, Prefix) else None}}
 
 
 def entropy_of_choice(record: RunRecord) -> Numbers:

@@ -22,7 +22,7 @@ from exgrpo_cli.config.settings import Author, Config, Written, resolve
 from exgrpo_cli.ledger.columns import EventColumns, column, decode_events, encoded_words, flat, question_numbers
 from exgrpo_cli.ledger.lives import VISITED, question_lives
 from exgrpo_cli.ledger.reader import DamagedBytes, LedgerReader, LedgerWarning, reading
-from exgrpo_cli.ledger.schemas import DRAWS, EVENTS, REPLAYS, SCORES, TRAJECTORIES
+from exgrpo_cli.ledger.schemas import DRAWS, EVENTS, PREFIXES, REPLAYS, SCORES, TRAJECTORIES
 from exgrpo_cli.runs.folder import CHECKSUMS_FILE, METRICS_FILE, POOL_FILE, RunMetrics, find_changes, read_metrics
 
 LEDGER_FOLDER = "replay"
@@ -37,6 +37,7 @@ COLUMNS = {
     SCORES: "step weight_version entropy nll chosen",
     DRAWS: "step bucket num_members num_questions probability num_drawn",
     REPLAYS: "step unit priority probability weight drift headroom accepted",
+    PREFIXES: "step num_tokens success_count num_members",
 }
 """Columns of each table that are read, as `_STORED` calls them."""
 _STORED = {"success_count": "k", "group": "group_id", "unit": "unit_id"}
@@ -89,6 +90,8 @@ class RunRecord(NamedTuple):
     """The life table of questions."""
     units: Columns
     """Every unit scanned, in the order drawn; `unit` is a trajectory, or the first of a group."""
+    begun: Columns
+    """Every group whose rollouts began with a stored row."""
     last_step: int
     """Newest step that metrics or ledger know of; where the ledger is damaged, its last whole one."""
     incomplete: str
@@ -190,6 +193,7 @@ def read_run(run: Path) -> RunRecord:
         draws=found[DRAWS],
         lives=question_lives(reader.visits(VISITED)),
         units=found[REPLAYS],
+        begun=found[PREFIXES],
         last_step=last_step,
         incomplete="; ".join(_gaps(run, reader, metrics, len(training_ids))),
     )

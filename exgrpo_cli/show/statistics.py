@@ -50,6 +50,7 @@ STATISTICS = (
     ),
     Statistic(queries.draws_and_promise, (tables.draws,), {"replay-draws": figures.draws_against_promise}),
     Statistic(queries.scanned_units, (), {"replay-units": figures.units_scanned}),
+    Statistic(queries.begun_groups),
     Statistic(queries.entropy_of_choice, (), {"replay-entropy": figures.entropy_of_choice}),
     Statistic(queries.entropy_at_birth, (tables.entropies,), {"replay-entropy-by-bucket": figures.entropy_at_birth}),
     Statistic(queries.bucket_flow, (), {"replay-flow": figures.bucket_flow}),

@@ -111,7 +111,13 @@ def record_visits(parts: Parts, state: RunState, groups: Sequence[Group], step: 
     """Record the outcome of each group in the store, on rank 0: questions retire or change buckets, rows are stored."""
     if parts.store is not None:
         goal, history = parts.config.objective, state.history
-        visits = [own.visit(step, advantage_of(own, goal, state), history.get(own.question.id)) for own in groups]
+        visits = []
+        for own in groups:
+            visit = own.visit(step, advantage_of(own, goal, state), history.get(own.question.id))
+            if own.beginning:
+                parts.store.record_beginning(visit, own.beginning)
+            else:
+                visits.append(visit)
         parts.store.record_visits(visits, collecting=collecting and parts.config.replay.enabled)
 
 

@@ -167,10 +167,17 @@ class Parts:
         assert self.store is not None
         return self.store
 
-    def score(self, rows: Sequence[Rollout | Trajectory]) -> Sequence[TokenScores]:
-        """Log-probs and entropies of responses under the current weights."""
-        rows_of, prompts = [(row.question_id, row.token_ids) for row in rows], self.prompts
-        return self.policy.score([TokenSequence(prompt_ids=prompts[id], response_ids=ids) for id, ids in rows_of])
+    def prompt_of(self, group: UnderWay) -> Int32[np.ndarray, " tokens"]:
+        """Tokens that the rollouts of a group go on from: its question's prompt, and its beginning behind that."""
+        prompt = self.prompts[group.question_id]
+        return np.concatenate([prompt, group.beginning.token_ids]) if group.beginning else prompt
+
+    def score(self, rows: Sequence[Trajectory]) -> Sequence[TokenScores]:
+        """Log-probs and entropies of stored responses under the current weights."""
+        prompts = [self.prompts[row.question_id] for row in rows]
+        return self.policy.score(
+            [TokenSequence(prompt_ids=own, response_ids=row.token_ids) for own, row in zip(prompts, rows, strict=True)]
+        )
 
     def sync(self) -> None:
         """Hand the policy's weights to the generator, which proves that it has them."""

@@ -29,8 +29,9 @@ BASE = (
     f"run.steps={STEPS}", "run.save_every=2", "rollout.max_response_tokens=12", "replay.readmit_every=2",
 )  # fmt: skip
 SPACE: dict[str, Sequence[object]] = {
-    "replay.composition": ("replace", "join", "append", "append", "refill", "refill"),
-    "replay.store": ("successes", "all", "all", "all", "none"), "replay.unit": ("row", "group"),
+    "replay.composition": ("replace", "join", "append", "append", "refill", "refill", "prefix", "prefix"),
+    "replay.store": ("successes", "failures", "all", "all", "all", "none"), "replay.unit": ("row", "group"),
+    "replay.cut": ("uniform", "share", "entropy-peak"),
     "replay.per_question": (1, 2, 5), "replay.min_stored": (1, 2, 4),
     "replay.metric": ("ent", "ppl", "random", "reward", "age"),
     "replay.priority": ("uniform", "latest", "advantage", "reward", "headroom", "signal"),
@@ -144,7 +145,8 @@ def require_promises(config: Config, run: Path, batches: list[tuple[int, MiniBat
     """What the ledger says was replayed is what the journal counts and the mini-batches train, step by step."""
     replay, reader = config.replay, LedgerReader(run / "replay")
     rows = reader.trajectories().to_pandas().set_index("trajectory_id", drop=False)
-    replays, events, visits = (reader.table(name).to_pandas() for name in ("replays", "events", "visits"))
+    names = ("replays", "events", "visits", "prefixes")
+    replays, events, visits, prefixes = (reader.table(name).to_pandas() for name in names)
     body = dict(zip(rows.trajectory_id, reader.bodies(rows.trajectory_id.tolist()), strict=True))
     unit = rows.group_id if replay.draws_groups else rows.trajectory_id
     for line in metrics(run):
@@ -163,6 +165,10 @@ def require_promises(config: Config, run: Path, batches: list[tuple[int, MiniBat
         )
         trained = [row for batch in own for row in batch.rows]
         again = sorted(row.sequence.response_ids.tolist() for row in trained if row.replayed)
+        if replay.composition == "prefix":
+            begun = prefixes[prefixes.step == step]
+            assert begun.trajectory_id.tolist() == selected and not again
+            replayed = []
         assert again == sorted(body[i][0].tolist() for i in replayed)
         mixed = visits[(visits.step == step) & (visits.num_fresh_successes % K > 0)]
         if replay.composition == "refill" and line["phase"] == "mixed":

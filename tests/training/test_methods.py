@@ -4,13 +4,15 @@ Who is scanned and weighted how, by numbers worked by hand: `test_worked_numbers
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from run_leaves import assert_same_run, killed, metrics, train_and_die
 
 from exgrpo_cli.base import errors, reporter
+from exgrpo_cli.base.types import Grade, Verdict
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.ledger.reader import LedgerReader
@@ -19,6 +21,9 @@ from exgrpo_cli.show import asked, statistics
 from exgrpo_cli.show.record import read_run
 from exgrpo_cli.training import run as training
 from exgrpo_cli.training.run import train
+from exgrpo_cli.training.state import Parts
+from exgrpo_cli.training.step import rollouts
+from exgrpo_cli.training.step.groups import UnderWay
 
 B, K, STEPS = 4, 4, 5
 SMALL = (
@@ -28,6 +33,7 @@ SMALL = (
 EARLY = {
     "adv-per": ("replay.warmup_steps=1",), "repo": ("replay.min_stored=4", "replay.per_question=4"),
     "su01": ("replay.upper_bound=2", "replay.retire_at=3"), "headroom-drift": ("replay.max_drift=0.5",),
+    "prefix": ("arithmetic.num_train=4",), "failure-prefix": ("arithmetic.num_train=4",),
 }  # fmt: skip
 """What lets a method replay within a few steps of a few questions."""
 METHODS = [name for name in preset_names("methods") if load_preset("methods", name)["about"].get("group") == "replay"]
@@ -35,7 +41,27 @@ ENGINES = pytest.mark.engines
 """Other processes run for long: beside the quick tests, these run on every change too."""
 ON_POLICY = ("dynamic-sampling", "dapo", "dbb", "ngrpo")
 """Those that replay nothing, and keep something else from step to step."""
+EVERY_OTHER = {"prefix": 0, "failure-prefix": K}
+"""Those that wait for questions half solved before and by none, or by all, now: right in every second step."""
 OFTEN = ("headroom-drift", "fresh-per", "trl-refill", "repo")
+
+
+@contextmanager
+def given_verdicts(method: str) -> Iterator[None]:
+    """Every second step as `EVERY_OTHER` says of the method and half right between, instead of by a grader."""
+    really = rollouts.grade
+
+    def grade(parts: Parts, groups: Sequence[UnderWay], begun: rollouts.Begun) -> None:
+        really(parts, groups, begun)
+        right = K // 2 if parts.main_store.writer.last_step % 2 == 0 else EVERY_OTHER[method]
+        for own in groups:
+            for member, (text, _) in own.grades.items():
+                own.grades[member] = text, Grade.of(Verdict.CORRECT if member < right else Verdict.WRONG)
+
+    with pytest.MonkeyPatch.context() as patched:
+        if method in EVERY_OTHER:
+            patched.setattr(rollouts, "grade", grade)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +77,8 @@ def run_of(config_of: Callable[..., Config], tmp_path_factory: pytest.TempPathFa
     def make(method: str) -> Path:
         if not (runs / method).exists():
             pool = (f"replay.warm_start={make('uniform-fifo')}",) if method == "rlep" else ()
-            train(config_of(method, *pool), runs / method, reporter=reporter.SilentReporter())
+            with given_verdicts(method):
+                train(config_of(method, *pool), runs / method, reporter=reporter.SilentReporter())
         return runs / method
 
     return make
@@ -183,7 +210,8 @@ def test_every_method_replays_and_resumes_after_a_kill(method, run_of, config_of
     if method not in ON_POLICY:
         assert any(line["replay/used"] > 0 for line in metrics(whole))
     config = config_of(method, *([f"replay.warm_start={run_of('uniform-fifo')}"] if method == "rlep" else []))
-    train_and_die(killed(training, "run_step", when=lambda parts, state, step, clock: step == 4), cut, config)
-    assert len(metrics(cut)) == 3
-    train(config, cut, resume=True, reporter=reporter.SilentReporter())
+    with given_verdicts(method):
+        train_and_die(killed(training, "run_step", when=lambda parts, state, step, clock: step == 4), cut, config)
+        assert len(metrics(cut)) == 3
+        train(config, cut, resume=True, reporter=reporter.SilentReporter())
     assert_same_run(cut, whole)

@@ -4,6 +4,7 @@ Verdicts are given by hand, and where a number needs them the log-probs that the
 everything between is a run's own. The numbers of dynamic sampling and of a question's past: `test_rounds_and_history`.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import torch
 from question_sources import write
 from run_leaves import metrics
+from transformers import AutoTokenizer
 
 from exgrpo_cli.algo.batching import MiniBatch
 from exgrpo_cli.algo.objective import TokenTargets
@@ -60,7 +62,7 @@ class World:
         """The tables of the ledger that a run leaves, and its journal."""
         train(self.config(method, *settings, **sizes), self.folder / name, reporter=reporter.SilentReporter())
         reader = LedgerReader(self.folder / name / "replay")
-        tables = ("trajectories", "replays", "events", "visits", "scores")
+        tables = ("trajectories", "replays", "events", "visits", "scores", "prefixes")
         found = {table: reader.table(table).to_pandas() for table in tables}
         return found | {"journal": pd.DataFrame(metrics(self.folder / name)).set_index("step")}
 
@@ -275,3 +277,45 @@ def test_the_likelihood_of_replayed_tokens_alone_has_a_gradient(world: World, mo
     assert len(replayed) == found["trajectories"].num_tokens[taken]
     expected = torch.full_like(replayed, -0.5 / (5 * world.make().rollout.max_response_tokens))
     torch.testing.assert_close(replayed, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rounds", "born"),
+    [
+        (("replay.store=successes",), [2, 0, 1, 3], (True, [0, 1])),
+        (("replay.store=failures", "replay.retirement=false"), [2, 4, 1, 3], (False, [2, 3])),
+    ],
+)
+def test_a_stored_beginning_stands_before_all_rollouts(world: World, batches, settings, rounds, born) -> None:
+    """K = 4, cut at .4 of its tokens: floor(.4 n) of the shortest stored row, the first of equals, one at least.
+
+    Step 1 stores two rows, step 2 solves none (all): steps 3 and 4 begin with a success (a failure). Of one right and
+    three wrong advantages are .75 and -.25. They are no visits, so the question stays where it is.
+    """
+    correct, stored = born
+    world.verdicts([[count] for count in rounds], 4)
+    own = ("replay.ratio=1", "replay.cut=share", "replay.cut_share=0.4", "replay.metric=length", *settings)
+    found = world.run("prefix", *own, steps=4)
+    rows, prefixes = found["trajectories"], found["prefixes"]
+    # Equal failures are stored once.
+    assert rows.correct.tolist() == [correct] * len(rows) and len(rows) <= len(stored)
+    parent = rows.sort_values(["num_tokens", "trajectory_id"]).iloc[0]
+    num = max(1, int(0.4 * parent.num_tokens))
+    assert prefixes.drop(columns="question_id").to_dict("records") == [
+        {"step": 3, "trajectory_id": parent.trajectory_id, "num_tokens": num, "k": 1, "num_members": 4},
+        {"step": 4, "trajectory_id": parent.trajectory_id, "num_tokens": num, "k": 3, "num_members": 4},
+    ]
+    assert found["visits"].k.tolist() == rounds[:2]
+    assert found["events"].event.tolist() == ["collected"] * len(rows) + ["moved", "selected", "selected"]
+    assert found["journal"]["replay/prefix_tokens"].dropna().tolist() == [num, num]
+    assert found["journal"]["replay/pass_at_1"].dropna().tolist() == [0.25, 0.75]
+    [(tokens, _)] = LedgerReader(world.folder / "run" / "replay").bodies([int(parent.trajectory_id)])
+    prompt = batches[0].rows[0].sequence.prompt_ids
+    grown = batches[-2].rows
+    assert [row.advantage for row in grown] == [0.75, -0.25, -0.25, -0.25]
+    for row in grown:
+        assert row.sequence.prompt_ids.tolist() == [*prompt, *tokens[:num]] and not row.replayed
+        assert row.num_tokens <= world.config("prefix", steps=4).rollout.max_response_tokens - num
+    told = [json.loads(line) for line in (world.folder / "run/samples/step-000003.jsonl").read_text().splitlines()]
+    text = AutoTokenizer.from_pretrained(world.folder / "run/model").decode(tokens[:num])
+    assert told and all(one["text"].startswith(text) and one["experiential"] for one in told)

@@ -13,7 +13,7 @@ from jaxtyping import Float32, Float64, Int32
 from exgrpo_cli.algo.advantages import SuccessHistory
 from exgrpo_cli.algo.batching import TrainingRow
 from exgrpo_cli.base.types import Grade, GradedRollout, Question, Rollout, TokenScores, TokenSequence, Verdict
-from exgrpo_cli.replay.place import Replayed
+from exgrpo_cli.replay.place import Beginning, Replayed
 from exgrpo_cli.replay.store import FreshRow, Visit
 
 Advantage = Callable[[Float64[np.ndarray, " rollouts"]], Float64[np.ndarray, " rollouts"]]
@@ -30,12 +30,19 @@ class UnderWay:
     question_id: str
     replayed: tuple[Replayed, ...] = ()
     """Stored rows that stand in for rollouts."""
+    beginning: Beginning | None = None
+    """First tokens of a stored row, with which all its rollouts begin."""
     rollouts: list[Rollout] = field(default_factory=list)
     """All of them as far as they are; none before the first step."""
     scores: list[TokenScores] = field(default_factory=list)
     """Log-probs and entropies of their tokens, each under pi_old of the step that sampled it."""
     grades: dict[int, tuple[str, Grade]] = field(default_factory=dict)
     """Text and grade of those that have ended, by member."""
+
+    @property
+    def begun(self) -> list[int]:
+        """Tokens of a stored row that all its rollouts begin with."""
+        return self.beginning.token_ids.tolist() if self.beginning else []
 
     def graded(self) -> tuple[GradedRollout, ...]:
         """The rollouts of a complete group with their grades."""
@@ -54,6 +61,8 @@ class Group:
     """Scores of the fresh members under pi_old, in their order."""
     replayed: tuple[Replayed, ...] = ()
     """Stored rows of the question."""
+    beginning: Beginning | None = None
+    """First tokens of a stored row: the end of `prompt_ids`, and how each fresh response begins."""
     joined: bool = False
     """The replayed rows stand beside K fresh ones, not in the place of some."""
     own_advantages: bool = False
@@ -78,8 +87,8 @@ class Group:
 
     @property
     def is_experiential(self) -> bool:
-        """Replayed rows stand in for rollouts."""
-        return bool(self.replayed) and not self.joined
+        """Replayed rows stand in for rollouts, or begin them."""
+        return (bool(self.replayed) and not self.joined) or self.beginning is not None
 
     @property
     def is_mixed(self) -> bool:

@@ -50,8 +50,10 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
     are enough or the rounds are over (dynamic sampling, arXiv 2503.14476); fresh groups that are not mixed then stay
     out of N. Raises RunError where the generator did not sample with the policy's weights.
     """
-    config, standing_in = parts.config, experience.by_question
-    wanted = missing = config.rollout.groups_under_way - len(state.carried) - len(standing_in)
+    config = parts.config
+    stored = [UnderWay(question_id=id, replayed=rows) for id, rows in experience.by_question.items()]
+    stored += [UnderWay(question_id=id, beginning=beginning) for id, beginning in experience.beginnings.items()]
+    wanted = missing = config.rollout.groups_under_way - len(state.carried) - len(stored)
     ended: list[UnderWay] = []
     sampled: list[int] = []
     notes: list[str] = []
@@ -59,7 +61,7 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
     while rounds < config.rollout.max_rounds and (missing or not rounds):
         asked = list(state.carried)
         if not rounds:
-            asked += [UnderWay(question_id=id, replayed=rows) for id, rows in standing_in.items()]
+            asked += stored
         with clock.phase("replay"):
             drawn = {group.question_id for group in (*asked, *ended)}
             fresh_ids = take_fresh(parts, missing, drawn)
@@ -81,7 +83,7 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
         ended += complete
         rounds += 1
         # Mixed: rewards of a question's rollouts differ.
-        fresh = [group.grades for group in ended if not group.replayed]
+        fresh = [group.grades for group in ended if not (group.replayed or group.beginning)]
         missing = wanted - sum(len({grade.reward for _, grade in grades.values()}) > 1 for grades in fresh)
     if not ended:
         return None
@@ -94,10 +96,11 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
     groups = trained = [
         Group(
             question=parts.questions[group.question_id],
-            prompt_ids=parts.prompts[group.question_id],
+            prompt_ids=parts.prompt_of(group),
             fresh=group.graded(),
             scores=tuple(group.scores),
             replayed=group.replayed,
+            beginning=group.beginning,
             own_advantages=config.replay.advantage_over == "own",
             tis_cap=config.objective.tis_cap if config.rollout.logprobs == "engine" else None,
         )
@@ -106,11 +109,11 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
     if config.rollout.carry_over:
         slots = config.rollout.max_rows * parts.ranks.world_size // config.rollout.tensor_parallel
         metrics |= carrying(trained, state.carried, sampled, slots)
-        used = {"replay/used": sum(len(group.replayed) for group in trained)}
-        metrics |= used if config.replay.enabled and config.replay.composition == "replace" else {}
+        used = {"replay/used": sum(len(group.replayed) + bool(group.beginning) for group in trained)}
+        metrics |= used if config.replay.enabled and config.replay.composition in ("replace", "prefix") else {}
     if config.rollout.max_rounds > 1:
         metrics["rollout/rounds"] = rounds
-        trained = [group for group in groups if group.replayed or group.is_mixed]
+        trained = [group for group in groups if group.is_experiential or group.is_mixed]
         if missing:
             notes.append(
                 f"step {step}: {wanted - missing} of {wanted} fresh groups are mixed after {rounds} rounds, and trained"
@@ -164,7 +167,7 @@ def sample(parts: Parts, state: RunState, groups: Sequence[UnderWay], tell: Tell
         whole = group.rollouts[member].then(rollout) if group.rollouts else rollout
         question = parts.questions[group.question_id]
         item = QuestionRecord(question=question, options=options_of(question)).grading_item(
-            parts.backbone.decode(whole.token_ids), whole.stop_reason, parts.answer_format
+            parts.backbone.decode([*group.begun, *whole.token_ids]), whole.stop_reason, parts.answer_format
         )
         begun[group.question_id, member] = item.response, parts.pool.judge(item)
         if tell is not None:
@@ -194,7 +197,13 @@ def rollout_requests(
     visit, expected = state.visits.get(id, 0), state.lengths.get(id, state.usual_length)
     num = config.rollout.group_size - len(group.replayed)
     seeds = tuple(types.rollout_seed(config.run.seed, id, visit, member) for member in range(num))
-    whole = types.RolloutRequest(question_id=id, prompt_ids=parts.prompts[id], seeds=seeds, expected_tokens=expected)
+    whole = types.RolloutRequest(
+        question_id=id,
+        prompt_ids=parts.prompt_of(group),
+        seeds=seeds,
+        expected_tokens=expected,
+        drawn=len(group.begun),
+    )
     if not group.rollouts:
         return [(whole, range(num))]
     return [(goes_on(whole, member, own), [member]) for member, own in enumerate(group.rollouts) if own.is_unfinished]
@@ -207,7 +216,7 @@ def goes_on(request: types.RolloutRequest, member: int, rollout: types.Rollout) 
         request,
         prompt_ids=np.concatenate([request.prompt_ids, rollout.token_ids]),
         seeds=(request.seeds[member],),
-        drawn=drawn,
+        drawn=request.drawn + drawn,
         # Lengths have long tails: what has lasted will last.
         expected_tokens=max(request.expected_tokens - drawn, drawn),
     )
@@ -241,9 +250,15 @@ def score(
     ]
     rollouts = [group.rollouts[member] for group, member in rows]
     by_sampler = parts.config.rollout.logprobs == "sampler"
-    checked = [rollouts[index] for index in drawn_to_check(len(rollouts), rng)] if by_sampler else rollouts
-    found = parts.score(checked)
-    gap = score_gaps(checked, found)
+    checked = drawn_to_check(len(rollouts), rng) if by_sampler else range(len(rollouts))
+    prompts = {group.question_id: parts.prompt_of(group) for group in groups}
+    found = parts.policy.score(
+        [
+            types.TokenSequence(prompt_ids=prompts[own.question_id], response_ids=own.token_ids)
+            for own in (rollouts[at] for at in checked)
+        ]
+    )
+    gap = score_gaps([rollouts[at] for at in checked], found)
     if found:
         notes += watch_gap(parts, state, gap, found)
     scores = found
