@@ -243,10 +243,9 @@ class Endpoint:
                 wait = min(max(self.backoff_seconds * 2 ** (number - 1), failure.pause), _LONGEST_PAUSE_SECONDS)
                 self.note(f"{self.shown}: {failure}; attempt {number + 1} of {self.attempts} in {wait:.0f} s")
                 time.sleep(wait)
-        raise RunError(
-            f"{self.shown} failed {self.attempts} times, last with: {failure}. Is the server up, and --endpoint its "
-            "address? Finished questions are kept: run the same command again once it answers."
-        ) from failure
+        remedy = "Finished questions are kept: run the same command again once it answers"
+        failed = f"{self.shown} failed {self.attempts} times, last with: {failure}"
+        raise RunError(f"{failed}. Is the server up, and --endpoint its address? {remedy}.") from failure
 
     def _reply(self, url: str, body: Mapping[str, Any] | None, kind: type[T]) -> T:
         """One attempt. Raises RunError for a refusal, MayPass for what may be gone the next time."""

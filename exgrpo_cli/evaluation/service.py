@@ -21,10 +21,8 @@ from exgrpo_cli.base.reporter import Reporter, make_reporter
 from exgrpo_cli.base.types import SamplingParams
 from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.config.requests import EvaluationRequest
+from exgrpo_cli.evaluation import comparison, exchange, models
 from exgrpo_cli.evaluation.benchmarks import Benchmark, benchmark_questions, load_benchmarks, own_benchmark, title_of
-from exgrpo_cli.evaluation.comparison import ResultTable, markdown
-from exgrpo_cli.evaluation.exchange import checked_address
-from exgrpo_cli.evaluation.models import ModelChoice, choose_model
 from exgrpo_cli.evaluation.results import ResultsFolder, Stamp, environment, grader_version, rescore, score_folder
 from exgrpo_cli.evaluation.sampling import Prepared, open_pool, sample_and_grade
 from exgrpo_cli.evaluation.server import Endpoint, throttled
@@ -47,7 +45,7 @@ class EvaluationPlan:
     """By name, or as `NAME@T` where several temperatures are asked for."""
     model: str
     """Name for tables."""
-    choice: ModelChoice | None
+    choice: models.ModelChoice | None
     """None when a server answers."""
     folders: Mapping[str, Path]
     """Results folder of each benchmark."""
@@ -68,7 +66,7 @@ class EvaluationPlan:
 class EvaluationReport:
     """Results of one model, and its tables' folder."""
 
-    table: ResultTable
+    table: comparison.ResultTable
     folder: Path
 
     @property
@@ -109,12 +107,12 @@ def plan_evaluation(request: EvaluationRequest) -> EvaluationPlan:
             raise InputError("--endpoint needs --model: the name under which the server serves it.")
         if request.tensor_parallel > 1:
             raise InputError("--tensor-parallel needs a model loaded here: a server is started with its own.")
-        checked_address(request.endpoint)
+        exchange.checked_address(request.endpoint)
         choice, name = None, request.model
     else:
         if request.timeout is not None:
             raise InputError("--timeout is for the answers of --endpoint: leave it out.")
-        choice = choose_model(request.model)
+        choice = models.choose_model(request.model)
         name = choice.name
     file_name = re.sub(r"[^A-Za-z0-9._@+-]+", "--", name).strip("-.")
     parent = request.output or RESULTS
@@ -175,18 +173,14 @@ def _prepare(
     total, protocol = len(questions.records), benchmark.protocol
     unshuffled = sum(record.options is None for record in questions.records)
     if protocol.grader == "choice" and unshuffled:
-        note(
-            f"{name}: {unshuffled} of {total} questions have no options that can be told from their text, or a gold "
-            "that labels none: asked as they stand, graded by label alone"
-        )
+        lack = "have no options that can be told from their text, or a gold that labels none"
+        note(f"{name}: {unshuffled} of {total} questions {lack}: asked as they stand, graded by label alone")
     if questions.num_folded:
         note(f"{name}: {questions.num_folded} repeated rows folded into {total} questions")
     prepared = asker.prepare(name, protocol, questions.records)
     if prepared.max_tokens < protocol.max_tokens:
-        note(
-            f"{name}: at most {prepared.max_tokens} new tokens instead of {protocol.max_tokens}: the longest prompt "
-            "and they fill the model's window"
-        )
+        most = f"{prepared.max_tokens} new tokens instead of {protocol.max_tokens}"
+        note(f"{name}: at most {most}: the longest prompt and they fill the model's window")
     stamp = {
         "benchmark": {
             "name": name,
@@ -242,10 +236,8 @@ def _run(
                 tokens = sum(sample.num_tokens for sample in evaluation.all_samples)
                 reporter.note(f"{name}: {tokens / (time.monotonic() - began):,.0f} tokens/s")
         except KeyboardInterrupt:
-            raise Interrupted(
-                f"stopped; {len(folder.records())} of {total} questions of {name} are kept in {folder.path}: "
-                "the same command goes on."
-            ) from None
+            kept = f"{len(folder.records())} of {total} questions of {name} are kept in {folder.path}"
+            raise Interrupted(f"stopped; {kept}: the same command goes on.") from None
         reporter.phase(f"{name}: scoring")
         return score_folder(folder, pool, plan.request.second_graders)
 
@@ -273,10 +265,8 @@ def rescore_folders(
         with ResultsFolder.open(path) as folder:
             grader = folder.stamp["grader"]["name"]
             if grader.startswith(PREFIX):
-                raise InputError(
-                    f"{path} names the grader {grader!r}, which would run code: if you trust it, evaluate with "
-                    "--grader."
-                )
+                danger = f"names the grader {grader!r}, which would run code"
+                raise InputError(f"{path} {danger}: if you trust it, evaluate with --grader.")
             with open_pool(grader) as pool:
                 rescore(folder, pool)
                 results[name or folder.benchmark] = score_folder(folder, pool, second_graders)
@@ -290,7 +280,7 @@ def _override(benchmark: Benchmark, values: Mapping[str, Any]) -> Benchmark:
 
 def _report(model: str, results: Mapping[str, Mapping[str, Any]], folder: Path) -> EvaluationReport:
     titles = {name: title_of(result["protocol"]["benchmark"]["name"]) for name, result in results.items()}
-    table = ResultTable(titles=titles, models={model: results})
+    table = comparison.ResultTable(titles=titles, models={model: results})
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "table.md", markdown(table))
+    write_text(folder / "table.md", comparison.markdown(table))
     return EvaluationReport(table=table, folder=folder)

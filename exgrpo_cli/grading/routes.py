@@ -166,10 +166,8 @@ def _by_own_verifier(gold: str, answer: str, metadata: str | None) -> Verdict | 
             raise InputError(f"a question of {name!r} needs the task's own table in metadata.entry.")
         # The first task of a worker imports reasoning-gym, which takes seconds.
         return Task(gold=gold, answer=answer, kind="gym", metadata=metadata, patience=4)
-    raise InputError(
-        f"a question's metadata name the verifier {name!r}, which is not known: use {verifiers.COUNTDOWN!r} or "
-        "'gym:TASK'."
-    )
+    known = f"use {verifiers.COUNTDOWN!r} or 'gym:TASK'"
+    raise InputError(f"a question's metadata name the verifier {name!r}, which is not known: {known}.")
 
 
 def task_runner(grader: str, success_at: float) -> tuple[Callable[[Task], Grade], str]:

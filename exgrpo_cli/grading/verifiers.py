@@ -19,10 +19,9 @@ from importlib.util import find_spec
 from numbers import Real
 from typing import Any, NamedTuple
 
+from exgrpo_cli.base import files, versions
 from exgrpo_cli.base.errors import InputError, first_line, nearest, shown
-from exgrpo_cli.base.files import parse_json
 from exgrpo_cli.base.types import Grade, Question, Score, Verdict
-from exgrpo_cli.base.versions import install_command
 from exgrpo_cli.config.names import GYM, load_function
 from exgrpo_cli.grading.extract import THINK_END, last_boxed
 from exgrpo_cli.grading.plain import tables, verdict_of
@@ -48,7 +47,7 @@ def read_metadata(metadata: str | None) -> dict[str, Any]:
     Raises InputError for text that is no JSON table, or that no verifier could read.
     """
     try:
-        value = parse_json(metadata) if metadata else {}
+        value = files.parse_json(metadata) if metadata else {}
     # No JSON, or a number of more digits than Python reads.
     except ValueError as error:
         raise InputError(f"a question's metadata {shown(metadata)} cannot be read: {first_line(error)}.") from error
@@ -114,7 +113,7 @@ def require_task(task: str) -> None:
             f"answer as data and never as code.{nearest(task, sorted(ALLOWED))}"
         )
     if find_spec("reasoning_gym") is None:
-        raise InputError(f"{GYM}{task} needs reasoning-gym: {install_command('gym')}.")
+        raise InputError(f"{GYM}{task} needs reasoning-gym: {versions.install_command('gym')}.")
 
 
 @lru_cache(maxsize=8)
@@ -183,10 +182,9 @@ def load_own(grader: str, success_at: float = 1.0) -> Callable[[str, str, str | 
         try:
             return grade_of(result, success_at)
         except (ValueError, TypeError, AttributeError) as error:
-            raise InputError(
-                f"grader {grader!r} returned {shown(result)} for the answer {shown(text)}: return True or False, a "
-                "number from 0 to 1, a Verdict, or a Score of such a number and finite parts."
-            ) from error
+            forms = "True or False, a number from 0 to 1, a Verdict, or a Score of such a number and finite parts"
+            said = f"returned {shown(result)} for the answer {shown(text)}"
+            raise InputError(f"grader {grader!r} {said}: return {forms}.") from error
 
     return grade
 

@@ -425,10 +425,8 @@ def require_disk(needed: int, output: Path) -> None:
     place = next(each for each in (output.absolute(), *output.absolute().parents) if each.exists())
     free = shutil.disk_usage(place).free
     if needed > free:
-        raise InputError(
-            f"{output} will take {size(needed)} for checkpoints and the model, and {place} has {size(free)} free: "
-            "choose another --output, or lower run.keep_checkpoints."
-        )
+        room = f"{size(needed)} for checkpoints and the model, and {place} has {size(free)} free"
+        raise InputError(f"{output} will take {room}: choose another --output, or lower run.keep_checkpoints.")
 
 
 def size(num_bytes: int) -> str:

@@ -297,8 +297,6 @@ def replay_notes(config: Config, num_questions: int | None = None) -> list[str]:
             f"{steps}; use more --steps{''.join(f' or a lower replay.{key}' for key in keys)}"
         )
     if replay.store == "all" and not (replay.capacity or replay.max_age or replay.max_uses):
-        notes.append(
-            f"replay.store = 'all' keeps up to {rows:,} rows a step, {rows * steps:,} in all: replay.capacity, max_age "
-            "or max_uses would limit them"
-        )
+        kept = f"up to {rows:,} rows a step, {rows * steps:,} in all"
+        notes.append(f"replay.store = 'all' keeps {kept}: replay.capacity, max_age or max_uses would limit them")
     return notes

@@ -44,10 +44,8 @@ def require_safetensors(folder: Path) -> None:
     others = [path.name for path in sorted(folder.glob("*.bin"))] or ["nothing"]
     others = [name for name in shards if not name.endswith(".safetensors")] or ([] if shards else others)
     if others:
-        raise InputError(
-            f"{folder} has no weights as safetensors but {others[0]}, which is not read, since other formats may hold "
-            "code: save the model again with save_pretrained."
-        )
+        unread = f"but {others[0]}, which is not read, since other formats may hold code"
+        raise InputError(f"{folder} has no weights as safetensors {unread}: save the model again with save_pretrained.")
 
 
 def require_model_folder(folder: Path) -> None:

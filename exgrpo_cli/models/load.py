@@ -76,10 +76,8 @@ def locate(
         require_model_folder(folder)
         return folder
     if settings.source.startswith((".", "/", "~")) or settings.source.count("/") != 1:
-        raise InputError(
-            f"backbone.source {settings.source!r} is neither a folder nor a hub id of the form owner/name. "
-            "`exgrpo presets` lists the backbones that ship."
-        )
+        kinds = "neither a folder nor a hub id of the form owner/name. `exgrpo presets` lists the backbones that ship"
+        raise InputError(f"backbone.source {settings.source!r} is {kinds}.")
     return _download(settings, weights)
 
 
@@ -124,10 +122,9 @@ def _download(settings: BackboneSettings, weights: bool) -> Path:
     except HFValidationError as error:
         raise InputError(f"backbone.source {settings.source!r} is no hub id: {first_line(error)}") from error
     except HfHubHTTPError as error:
-        raise InputError(
-            f"the hub refused {settings.source!r} at revision {settings.revision!r} ({error.response.status_code}): "
-            "check the id and the revision, and HF_TOKEN for a gated model."
-        ) from error
+        refused = f"{settings.source!r} at revision {settings.revision!r} ({error.response.status_code})"
+        remedy = "check the id and the revision, and HF_TOKEN for a gated model"
+        raise InputError(f"the hub refused {refused}: {remedy}.") from error
 
 
 def load_tokenizer(

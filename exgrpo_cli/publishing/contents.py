@@ -100,18 +100,15 @@ def run_packages(
     """
     config, model = record.read_config(run), run / "model"
     if not (run / "summary.json").is_file() or not model.is_dir():
-        raise InputError(
-            f"{run} has not finished: it has no final model yet. Go on with exgrpo train --resume --output {run}."
-        )
+        remedy = f"Go on with exgrpo train --resume --output {run}"
+        raise InputError(f"{run} has not finished: it has no final model yet. {remedy}.")
     if changes := [*record.changes(run)]:
         raise InputError(f"{'; '.join(changes)}: restore it from a copy before others get it.")
     require_model(model)
     summary = read_summary(run / "summary.json")
     if not (scores := list(_scores(summary["heldout"], results))):
-        raise InputError(
-            f"{run} has no held-out figure for its card (data.heldout = 'none'): measure it with exgrpo evaluate "
-            f"BENCHMARK --model {run}, then publish with --results FOLDER."
-        )
+        remedy = f"measure it with exgrpo evaluate BENCHMARK --model {run}, then publish with --results FOLDER"
+        raise InputError(f"{run} has no held-out figure for its card (data.heldout = 'none'): {remedy}.")
     origin = {
         "run": run.resolve().name,
         **{name: str(summary[name]) for name in ("method", "backbone", "seed")},
@@ -201,10 +198,9 @@ def _base(config: Config) -> tuple[str, dict[str, Any]]:
         except errors.RemoteEntryNotFoundError:
             pass  # a model without a card
         except (errors.HTTPError, errors.HfHubHTTPError, OSError) as error:
-            raise InputError(
-                f"the card of the base model {hub.repo} cannot be fetched ({first_line(error)}), and its licence must "
-                "be kept: try again with a network, or fetch the model first."
-            ) from error
+            lacking = f"cannot be fetched ({first_line(error)}), and its licence must be kept"
+            remedy = "try again with a network, or fetch the model first"
+            raise InputError(f"the card of the base model {hub.repo} {lacking}: {remedy}.") from error
         card = {**card, "base_model": hub.repo}
     kept = ("base_model", "license", "license_name", "license_link")
     return name, {key: card[key] for key in kept if card.get(key)}
@@ -279,10 +275,8 @@ def study_package(folder: Path, repo: str, staged: Path, private: Private) -> Pa
     study, _ = read_study(folder)
     report = compare_runs(study)
     if not report["arms"]:
-        raise InputError(
-            f"{folder} is neither a run (no config.toml) nor a study with a run that has finished "
-            "(ARM/seed-N/config.toml): there is nothing to publish."
-        )
+        kinds = "neither a run (no config.toml) nor a study with a run that has finished (ARM/seed-N/config.toml)"
+        raise InputError(f"{folder} is {kinds}: there is nothing to publish.")
     baseline = ", ".join(study.baselines)
     # More seeds or arms make no other study of it.
     backbone = {"backbone": study.runs[0].config.backbone.name} if study.runs else {}

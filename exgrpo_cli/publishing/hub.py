@@ -92,16 +92,14 @@ def _explained(repo: str, *, under_way: bool) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted(
-            f"stopped; the same command goes on with the upload to {repo}: what arrived is kept"
-        ) from None
+        remedy = f"the same command goes on with the upload to {repo}"
+        raise Interrupted(f"stopped; {remedy}: what arrived is kept") from None
     except (errors.HTTPError, OSError, RuntimeError, ValueError) as error:
         status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
         if status in (401, 403):
-            raise InputError(
-                f"{endpoint} refuses the token for {repo} (status {status}): use one with write access, of a member of "
-                f"{repo.partition('/')[0]} (HF_TOKEN, or `hf auth login`)."
-            ) from error
+            member = f"of a member of {repo.partition('/')[0]} (HF_TOKEN, or `hf auth login`)"
+            refused = f"{endpoint} refuses the token for {repo} (status {status})"
+            raise InputError(f"{refused}: use one with write access, {member}.") from error
         # The client wraps what goes wrong with a file in a RuntimeError, a card or an answer it cannot read in a
         # ValueError.
         reason = first_line(error if status else error.__cause__ or error).rstrip(".:")

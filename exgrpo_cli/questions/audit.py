@@ -113,10 +113,9 @@ def check_golds(questions: Sequence[Question], pool: GradingPool) -> None:
     bad = [(question, reason[0]) for question, reason in zip(questions, reasons, strict=True) if reason is not None]
     if bad:
         question, reason = bad[0]
-        raise InputError(
-            f"{len(bad)} of {len(questions)} gold answers cannot be verified, the first being {question.answer!r} of "
-            f"question {question.id}: {reason}. Run `exgrpo prepare` on the file to leave them out."
-        )
+        first = f"the first being {question.answer!r} of question {question.id}: {reason}"
+        bad_golds = f"{len(bad)} of {len(questions)} gold answers cannot be verified"
+        raise InputError(f"{bad_golds}, {first}. Run `exgrpo prepare` on the file to leave them out.")
 
 
 class BenchmarkIndex:

@@ -159,9 +159,8 @@ def _explained(file: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise InputError(f"{file} does not exist: correct the path.") from None
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        raise InputError(
-            f"{file} cannot be read ({first_line(error)}): correct its rights or encoding (UTF-8), or fetch it again."
-        ) from error
+        remedy = "correct its rights or encoding (UTF-8), or fetch it again"
+        raise InputError(f"{file} cannot be read ({first_line(error)}): {remedy}.") from error
 
 
 def _open_bytes(file: Path) -> io.BufferedReader:

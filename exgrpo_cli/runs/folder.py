@@ -193,10 +193,8 @@ def require_own(folder: Path, places: Iterable[Path]) -> None:
     """Raise InputError where one of the places, to be written to, is a link out of `folder`, or to nothing."""
     for path in places:
         if path.is_symlink() and not (path.exists() and path.resolve().is_relative_to(folder.resolve())):
-            raise InputError(
-                f"{path} is a link to a place elsewhere, and a run writes nothing through links: put the folder or "
-                "file itself there."
-            )
+            elsewhere = "is a link to a place elsewhere, and a run writes nothing through links"
+            raise InputError(f"{path} {elsewhere}: put the folder or file itself there.")
 
 
 def complete_steps(checkpoints: Path) -> list[int]:
@@ -304,9 +302,8 @@ def _noted(run: Path) -> files.Files:
     try:
         return files.read_manifest(path) if path.is_file() else {}
     except InputError as error:
-        raise InputError(
-            f"{error} Without a copy delete it: settings, journals and model are then not checked."
-        ) from error
+        remedy = "Without a copy delete it: settings, journals and model are then not checked."
+        raise InputError(f"{error} {remedy}") from error
 
 
 METRICS_FILE = "metrics.jsonl"

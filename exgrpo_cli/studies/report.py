@@ -123,10 +123,9 @@ def remarks(arms: Sequence[Arm], results: Mapping[str, Results]) -> list[str]:
     """Warnings that a reader of the intervals must know: few seeds, nothing to compare, unlike starts."""
     found = []
     if few := [arm.name for arm in arms if len(results[arm.name]) < endpoints.FEW_SEEDS]:
-        found.append(
-            f"fewer than {endpoints.FEW_SEEDS} seeds in {', '.join(few)}: these intervals say next to nothing; add "
-            "seeds (--seeds) before reading a difference."
-        )
+        remedy = "add seeds (--seeds) before reading a difference"
+        fewest = f"fewer than {endpoints.FEW_SEEDS} seeds in {', '.join(few)}"
+        found.append(f"{fewest}: these intervals say next to nothing; {remedy}.")
     pairs = [(arm, results[arm.name], control_of(arm, results)) for arm in arms]
     found += [
         f"{arm.name} produced exactly {arm.baseline}'s results, question by question: its setting never took "
