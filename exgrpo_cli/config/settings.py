@@ -18,11 +18,7 @@ from exgrpo_cli.config.sections import FINITE, check
 from exgrpo_cli.config.sections import data as questions
 from exgrpo_cli.config.sections import run as runs
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
-from exgrpo_cli.replay.append import Append
-from exgrpo_cli.replay.join import Join
-from exgrpo_cli.replay.prefix import Prefix
-from exgrpo_cli.replay.refill import Refill
-from exgrpo_cli.replay.replace import Replace
+from exgrpo_cli.replay import append, join, prefix, refill, replace
 
 Layer = Mapping[str, Any]
 ROUNDING_GAPS = {"float32": 1e-6, "bfloat16": 5e-3}
@@ -74,7 +70,9 @@ class Config:
     lora: runs.LoraSettings = field(default_factory=runs.LoraSettings)
     rollout: runs.RolloutSettings = field(default_factory=runs.RolloutSettings)
     grading: runs.GradingSettings = field(default_factory=runs.GradingSettings)
-    replay: Replace | Join | Append | Refill | Prefix = field(default_factory=Replace)
+    replay: replace.Replace | join.Join | append.Append | refill.Refill | prefix.Prefix = field(
+        default_factory=replace.Replace
+    )
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
     optim: runs.OptimSettings = field(default_factory=runs.OptimSettings)
     validation: runs.ValidationSettings = field(default_factory=runs.ValidationSettings)
@@ -130,14 +128,14 @@ def contradictions(config: Config) -> Iterator[tuple[str, str, str]]:
     }
     if replay.enabled:
         holds |= {
-            "nothing fresh": isinstance(replay, Replace) and replay.per_question >= K,
-            "never enough": isinstance(replay, Join) and 0 < replay.max_per_question < replay.min_stored,
-            "never solved": isinstance(replay, Prefix) and replay.store == "failures" and replay.retirement,
+            "nothing fresh": isinstance(replay, replace.Replace) and replay.per_question >= K,
+            "never enough": isinstance(replay, join.Join) and 0 < replay.max_per_question < replay.min_stored,
+            "never solved": isinstance(replay, prefix.Prefix) and replay.store == "failures" and replay.retirement,
             "one label": len(set(labels)) < len(labels),
             "no successes": bool(config.grading.rewards) and objective.baseline == "history",
             "waiting rows": rollout.carry_over > 0 and objective.importance == "old",
             "no visit": objective.baseline == "history",
-            "two fillers": isinstance(replay, Refill) and rollout.max_rounds > 1,
+            "two fillers": isinstance(replay, refill.Refill) and rollout.max_rounds > 1,
             "imitated": objective.replay_surrogate == "likelihood" and replay.replays_failures,
         }
     for name in filter(holds.get, holds):

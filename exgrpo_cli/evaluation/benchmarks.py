@@ -22,13 +22,9 @@ from exgrpo_cli.config.sections.data import ArithmeticSettings
 from exgrpo_cli.config.settings import read_section
 from exgrpo_cli.evaluation.sampling import QuestionRecord
 from exgrpo_cli.presets import load_preset, preset_names
+from exgrpo_cli.questions import files, layouts, question_file, sources, values
 from exgrpo_cli.questions.choices import find_choices
-from exgrpo_cli.questions.files import iter_rows
-from exgrpo_cli.questions.layouts import SAMPLE_ROWS, recognise
 from exgrpo_cli.questions.made.sums import make_arithmetic
-from exgrpo_cli.questions.question_file import question_id, require_content
-from exgrpo_cli.questions.sources import Source, open_source
-from exgrpo_cli.questions.values import UnusableRow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,7 +179,7 @@ def benchmark_questions(benchmark: Benchmark, data: Path | None = None) -> Bench
         return BenchmarkQuestions(records=tuple(QuestionRecord(question=each) for each in made), origin="arithmetic")
     preset = ":".join([f"{benchmark.source.dataset}@{benchmark.source.revision}", *benchmark.source.selectors])
     try:
-        source = open_source(preset if data is None else str(data), lambda done, total: None)
+        source = sources.open_source(preset if data is None else str(data), lambda done, total: None)
     except (InputError, RunError) as error:
         if data is not None:
             raise
@@ -216,27 +212,27 @@ def shuffle_choices(question: Question, seed: int) -> QuestionRecord:
     prompt = (*question.prompt[:-1], Message(role="user", content=choices.reordered(order)))
     answer = choices.labels[order.index(place)]
     return QuestionRecord(
-        question=replace(question, id=question_id(prompt, answer), prompt=prompt, answer=answer),
+        question=replace(question, id=question_file.question_id(prompt, answer), prompt=prompt, answer=answer),
         options=tuple(choices.options[index] for index in order),
     )
 
 
-def _questions(source: Source, benchmark: Benchmark) -> Iterator[Question]:
+def _questions(source: sources.Source, benchmark: Benchmark) -> Iterator[Question]:
     """Every row, without metadata: the protocol's grader counts, not a verifier that a question brings."""
     for path in source.files:
-        require_content(path)
-        first = [row for _, row in islice(iter_rows(path), SAMPLE_ROWS)]
+        question_file.require_content(path)
+        first = [row for _, row in islice(files.iter_rows(path), layouts.SAMPLE_ROWS)]
         if not first:
             raise InputError(f"{path} has no rows: there are no questions to ask.")
         try:
-            layout = recognise(str(path), first, PrepareRequest())
+            layout = layouts.recognise(str(path), first, PrepareRequest())
         except InputError as error:
             meant = "These are options of `exgrpo prepare`, which makes a question file of it."
             raise InputError(f"{error} {meant}") from error
-        for number, row in iter_rows(path, layout.wanted):
+        for number, row in files.iter_rows(path, layout.wanted):
             try:
                 yield replace(layout.question(row, source.name), metadata=None)
-            except UnusableRow as error:
+            except values.UnusableRow as error:
                 raise InputError(f"{path}: row {number} is no question of {benchmark.name}: {error}.") from error
 
 

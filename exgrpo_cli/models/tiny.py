@@ -19,14 +19,11 @@ from tokenizers import AddedToken, pre_tokenizers
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from exgrpo_cli.base.cache import cached_folder
-from exgrpo_cli.base.data import tables
+from exgrpo_cli.base import cache, data
 from exgrpo_cli.config.sections.run import TinySettings
 from exgrpo_cli.models.export import sampling_defaults
 from exgrpo_cli.models.load import Progress
-from exgrpo_cli.questions.made import countdown, sums
-from exgrpo_cli.questions.made.pools import Pool
-from exgrpo_cli.questions.made.sums import THINK_END, TraceMix, write_trace
+from exgrpo_cli.questions.made import countdown, pools, sums
 
 MAX_TOKENS = 8192
 """Context window: its own task needs a hundred tokens, the benchmarks of the field need thousands."""
@@ -37,7 +34,7 @@ PAD, EOS = "<|pad|>", "<|endoftext|>"
 SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"
 MARKUP = ("<think>", "</think>", "\\boxed{")
 
-CHAT_TEMPLATE = tables(__file__, "tiny.toml")["chat_template"]
+CHAT_TEMPLATE = data.tables(__file__, "tiny.toml")["chat_template"]
 
 Row = tuple[list[int], list[int]]
 """Token ids of a prompt and of a response."""
@@ -60,7 +57,7 @@ class WarmStartRecipe:
     """Levels of the task, drawn uniformly."""
     largest: int = 9
     """Largest number of a countdown question."""
-    mix: TraceMix = field(default_factory=TraceMix)
+    mix: sums.TraceMix = field(default_factory=sums.TraceMix)
     matrix_learning_rate: float = 0.014
     """Muon, on the matrices of the layers."""
     learning_rate: float = 3e-3
@@ -74,7 +71,7 @@ class WarmStartRecipe:
 RECIPES = {
     "arithmetic": WarmStartRecipe(),
     # A check undoes a line, which does not hold modulo m; lines are too short for two terms at once to save much.
-    "modular": WarmStartRecipe(task="modular", levels=(2, 3, 4, 5), mix=TraceMix(checked=0.0)),
+    "modular": WarmStartRecipe(task="modular", levels=(2, 3, 4, 5), mix=sums.TraceMix(checked=0.0)),
     "countdown": WarmStartRecipe(task="countdown", levels=(3, 4)),
     "countdown-20": WarmStartRecipe(task="countdown", levels=(3, 4), largest=20),
 }
@@ -89,7 +86,7 @@ def build_tiny(*, settings: TinySettings, cache_dir: Path | None = None, progres
     recipe = RECIPES[settings.task]
     key = {"format": _FORMAT, "settings": asdict(settings), "recipe": asdict(recipe), "template": CHAT_TEMPLATE}
     report = progress or (lambda done, total, what: None)
-    return cached_folder(
+    return cache.cached_folder(
         name="tiny",
         key=key,
         build=lambda folder: _build(folder, settings, recipe, report),
@@ -207,15 +204,15 @@ def draw_rows(tokenizer: Qwen2Tokenizer, size: int, recipe: WarmStartRecipe, rng
 def draw_example(recipe: WarmStartRecipe, level: int, rng: np.random.Generator) -> tuple[str, str]:
     """A question of the recipe's task, of the warm-start pool, and a response to it."""
     if recipe.task == "countdown":
-        solution = countdown.draw_solved(level, Pool.WARM_START, rng, recipe.largest)
+        solution = countdown.draw_solved(level, pools.Pool.WARM_START, rng, recipe.largest)
         thinking = countdown.write_search(solution, _FAILED_ATTEMPTS, rng)
         question = countdown.prompt_text(solution.numbers, solution.result)
-        return question, f"{thinking}\n{THINK_END}\n\\boxed{{{solution.expression()}}}"
+        return question, f"{thinking}\n{sums.THINK_END}\n\\boxed{{{solution.expression()}}}"
     if recipe.task == "modular":
-        terms, modulus = sums.draw_modular_terms(level, Pool.WARM_START, rng), int(rng.choice(_MODULI))
-        return sums.modular_text(terms, modulus), write_trace(terms, recipe.mix, rng, modulus)
-    terms = sums.draw_terms(level, Pool.WARM_START, rng)
-    return f"{sums.expression(terms)}=?", write_trace(terms, recipe.mix, rng)
+        terms, modulus = sums.draw_modular_terms(level, pools.Pool.WARM_START, rng), int(rng.choice(_MODULI))
+        return sums.modular_text(terms, modulus), sums.write_trace(terms, recipe.mix, rng, modulus)
+    terms = sums.draw_terms(level, pools.Pool.WARM_START, rng)
+    return f"{sums.expression(terms)}=?", sums.write_trace(terms, recipe.mix, rng)
 
 
 def accumulate_gradient(model: Qwen2ForCausalLM, rows: list[Row], pad_id: int) -> None:

@@ -23,13 +23,9 @@ from exgrpo_cli.config.names import is_made, section_of_made
 from exgrpo_cli.config.requests import PrepareRequest
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.grading import GradingPool
-from exgrpo_cli.questions import audit, question_file
-from exgrpo_cli.questions.files import iter_rows, stem_of
+from exgrpo_cli.questions import audit, files, prompts, question_file, sources, values
 from exgrpo_cli.questions.layouts import MULTIPLE_CHOICE, SAMPLE_ROWS, Layout, recognise
 from exgrpo_cli.questions.made import make_split
-from exgrpo_cli.questions.prompts import PromptLimit
-from exgrpo_cli.questions.sources import Source, default_name, open_source
-from exgrpo_cli.questions.values import UnusableRow
 
 DATA_FOLDER = Path("data")
 _NEAR = 0.8
@@ -44,7 +40,7 @@ class PrepareOptions:
     settings: Config = field(default_factory=Config)
     """The verifier of gold answers, for which multiple-choice sets use `choice` in place of `math`; the section of each
     source that the program makes itself."""
-    prompt_limit: PromptLimit | None = None
+    prompt_limit: prompts.PromptLimit | None = None
     benchmarks: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Evaluation questions by benchmark name; training questions that overlap with them are dropped."""
 
@@ -58,7 +54,7 @@ class PrepareOptions:
 class PrepareReport:
     """A question set: what was read of its source, what was kept, and why the rest was not."""
 
-    source: Source
+    source: sources.Source
     layout: str
     """Layout recognised in the source."""
     num_read: int
@@ -120,7 +116,7 @@ class PrepareReport:
 
 def default_output(source: str) -> Path:
     """Default path of the questions of a source."""
-    return DATA_FOLDER / f"{default_name(source)}.parquet"
+    return DATA_FOLDER / f"{sources.default_name(source)}.parquet"
 
 
 def heldout_beside(file: Path) -> Path:
@@ -146,7 +142,7 @@ def outputs_of(source: str, output: Path, options: PrepareOptions) -> list[Path]
         if path.exists() and not question_file.is_prepared(question_file.read_metadata(path)):
             raise InputError(f"--output {path} exists and was not made by `exgrpo prepare`: name another file.")
         if path.suffix.lower() != ".parquet":
-            raise InputError(f"--output {path} would be a parquet file: name it {stem_of(path)}.parquet.")
+            raise InputError(f"--output {path} would be a parquet file: name it {files.stem_of(path)}.parquet.")
         require_writable(path)
     return outputs
 
@@ -162,7 +158,7 @@ def prepare(source: str, output: Path, options: PrepareOptions, progress: audit.
     if is_made(source):
         reports = []
         for name, part in zip(("train", "held-out"), make_split(source, options.settings), strict=True):
-            made = Source(name=source, split=name, files=())
+            made = sources.Source(name=source, split=name, files=())
             reports.append(PrepareReport(source=made, layout="built-in", num_read=len(part), questions=part))
     else:
         reports = [read_source(source, options.request, progress)]
@@ -194,11 +190,11 @@ def read_source(text: str, asked: PrepareRequest, progress: audit.Progress) -> P
     Raises InputError for a source that cannot be read, has no known layout or several, and for one id with different
     content.
     """
-    source = open_source(text, lambda done, total: progress(done, total, "fetching files"))
+    source = sources.open_source(text, lambda done, total: progress(done, total, "fetching files"))
     layouts: dict[Path, Layout] = {}
     for file in source.files:
         # Files of one layout may name their columns differently.
-        if sample := [row for _, row in islice(iter_rows(file), SAMPLE_ROWS)]:
+        if sample := [row for _, row in islice(files.iter_rows(file), SAMPLE_ROWS)]:
             layouts[file] = recognise(str(file), sample, asked)
             # Long rows need not be in memory twice.
             del sample
@@ -218,11 +214,11 @@ def read_source(text: str, asked: PrepareRequest, progress: audit.Progress) -> P
     def placed() -> Iterator[tuple[str, Question]]:
         for number, (file, layout) in enumerate(layouts.items()):
             progress(number, len(layouts), "reading files")
-            for place, row in iter_rows(file, layout.wanted):
+            for place, row in files.iter_rows(file, layout.wanted):
                 where = f"{file}: row {place}"
                 try:
                     yield where, layout.question(row, source.name)
-                except UnusableRow as error:
+                except values.UnusableRow as error:
                     dropped.add(str(error), f"{where}: {audit.one_line(str(dict(row)))}")
         progress(len(layouts), len(layouts), "reading files")
 
@@ -253,10 +249,9 @@ def split_questions(
     heldout = [question for question, key in zip(questions, asked, strict=True) if key in chosen]
     train = [question for question, key in zip(questions, asked, strict=True) if key not in chosen]
     if not train:
-        raise InputError(
-            f"{len(questions)} questions cannot be split into training and held-out ones (a share of {fraction:g}): "
-            "use more questions, or --heldout none."
-        )
+        parts = f"training and held-out ones (a share of {fraction:g})"
+        remedy = "use more questions, or --heldout none"
+        raise InputError(f"{len(questions)} questions cannot be split into {parts}: {remedy}.")
     return train, heldout
 
 

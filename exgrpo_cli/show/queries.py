@@ -14,11 +14,7 @@ from jaxtyping import Float64, Int64
 
 from exgrpo_cli.ledger.columns import COLLECTED, EVICTED, NO_BUCKET, READMITTED, RETIRED, SELECTED, EventColumns
 from exgrpo_cli.ledger.schemas import WARM_START_STEP
-from exgrpo_cli.replay.by_question import QuestionPlace
-from exgrpo_cli.replay.by_unit import UnitPlace
-from exgrpo_cli.replay.place import Place
-from exgrpo_cli.replay.prefix import Prefix
-from exgrpo_cli.replay.replace import Replace
+from exgrpo_cli.replay import by_question, by_unit, place, prefix, replace
 from exgrpo_cli.show.draw_test import draw_test
 from exgrpo_cli.show.record import Columns, RunRecord, question_texts, table_rows
 
@@ -52,14 +48,14 @@ def series(told: Mapping[str, Any], path: str) -> Any:
     return values
 
 
-def draw_names(rules: Place) -> dict[str, str]:
+def draw_names(rules: place.Place) -> dict[str, str]:
     """Name of each kind of a place's draws."""
     names = {}
-    if isinstance(rules, Replace):
+    if isinstance(rules, replace.Replace):
         names["sampler"] = f"normal({rules.mu:g}, {rules.sigma:g})" if rules.sampler == "normal" else rules.sampler
-    if isinstance(rules, QuestionPlace):
+    if isinstance(rules, by_question.QuestionPlace):
         names["metric"] = rules.metric if rules.metric == "random" else f"{rules.metric}:{rules.direction}"
-    if isinstance(rules, UnitPlace):
+    if isinstance(rules, by_unit.UnitPlace):
         fading = f", fading in {rules.age_decay:g} steps" if rules.age_decay else ""
         power = f"^{rules.exponent:g}" if rules.exponent != 1 else ""
         names["priority"] = f"{rules.priority}{power}, {rules.draw}{fading}"
@@ -73,9 +69,9 @@ def run_facts(record: RunRecord) -> Numbers:
         "run": str(record.run),
         "method": record.config.run.method,
         "composition": rules.composition,
-        "sampler": rules.sampler if isinstance(rules, Replace) else "uniform" if isinstance(rules, Prefix) else None,
-        "metric": f"{rules.metric}:{rules.direction}" if isinstance(rules, QuestionPlace) else None,
-        "priority": rules.priority if isinstance(rules, UnitPlace) else None,
+        "sampler": getattr(rules, "sampler", "uniform" if isinstance(rules, prefix.Prefix) else None),
+        "metric": f"{rules.metric}:{rules.direction}" if isinstance(rules, by_question.QuestionPlace) else None,
+        "priority": rules.priority if isinstance(rules, by_unit.UnitPlace) else None,
         "drawn_by": ", ".join(draw_names(rules).values()),
         "group_size": record.config.rollout.group_size,
         "steps": record.last_step,
@@ -170,7 +166,7 @@ def replays(record: RunRecord) -> Numbers:
     trained = record.metrics.series("tokens/trained")
     known = np.isfinite(trained) & (record.metrics.steps >= 0)
     # Nothing of a beginning is trained.
-    total = 0.0 if isinstance(record.config.replay, Prefix) else trained[known].sum()
+    total = 0.0 if isinstance(record.config.replay, prefix.Prefix) else trained[known].sum()
     return {
         "evicted": int((evicted >= 0).sum()),
         "age": _spread(age),
@@ -237,7 +233,7 @@ def scanned_units(record: RunRecord) -> Numbers:
         "weight": mean_by_step(step[taken], units.weight[taken], last),
         "drift": mean_by_step(step, units.drift, last),
     }
-    return {"over_time": {"units": found if isinstance(record.config.replay, UnitPlace) else None}}
+    return {"over_time": {"units": found if isinstance(record.config.replay, by_unit.UnitPlace) else None}}
 
 
 def begun_groups(record: RunRecord) -> Numbers:
@@ -248,7 +244,7 @@ def begun_groups(record: RunRecord) -> Numbers:
         "tokens": mean_by_step(begun.step, begun.num_tokens, last),
         "pass_at_1": mean_by_step(begun.step, begun.success_count / begun.num_members, last),
     }
-    return {"over_time": {"begun": found if isinstance(record.config.replay, Prefix) else None}}
+    return {"over_time": {"begun": found if isinstance(record.config.replay, prefix.Prefix) else None}}
 
 
 def entropy_of_choice(record: RunRecord) -> Numbers:

@@ -23,16 +23,12 @@ from exgrpo_cli.config.settings import PINNED, Config, flat, resolve
 from exgrpo_cli.runs.folder import CHECKSUMS_FILE, REPORT_FILE, RunFolder, read_metrics
 from exgrpo_cli.runs.result import read_summary, remarks
 from exgrpo_cli.runs.validations import read_validations
-from exgrpo_cli.show import page, statistics, tables
+from exgrpo_cli.show import page, queries, statistics, tables
 from exgrpo_cli.show.figures import run as figures
 from exgrpo_cli.show.figures.style import WORDS
 from exgrpo_cli.show.headline import run_headline, study_headline
-from exgrpo_cli.show.queries import draw_names
 from exgrpo_cli.show.record import RunRecord, changes, keeps_experience, read_config, read_run
-from exgrpo_cli.studies import output
-from exgrpo_cli.studies.claims import claim_outcomes
-from exgrpo_cli.studies.endpoints import SEEDS_FOR_A_VERDICT
-from exgrpo_cli.studies.measure import new_fall
+from exgrpo_cli.studies import claims, endpoints, measure, output
 from exgrpo_cli.studies.report import Numbers, compare_runs
 from exgrpo_cli.studies.study import PLAN_FILE, Study, carried, differing_keys, read_study
 from exgrpo_cli.training.step.guards import Guards
@@ -98,7 +94,7 @@ def run_page(run: Path, *, linked: bool = False) -> page.Page:
     }
     try:
         config = read_config(run)
-        drawn = ", ".join(f"{kind} {rule}" for kind, rule in draw_names(config.replay).items())
+        drawn = ", ".join(f"{kind} {rule}" for kind, rule in queries.draw_names(config.replay).items())
         subtitle = f"Seed {config.run.seed}, {f'replay by {drawn}' if config.replay.enabled else 'no replay'}."
         headline = run_headline(run)
     except (ExgrpoError, OSError) as error:
@@ -143,7 +139,7 @@ def _remarks(folder: RunFolder, record: Callable[[], RunRecord]) -> Iterator[str
     for line in folder.metrics_lines():
         yield from guards.check(line)
     validations = read_validations(folder.path)
-    yield from filter(None, (new_fall(validations[:number]) for number in range(2, len(validations) + 1)))
+    yield from filter(None, (measure.new_fall(validations[:number]) for number in range(2, len(validations) + 1)))
     if keeps_experience(folder.path) and (incomplete := record().incomplete):
         warnings.warn(f"{folder.path}: {incomplete}", DamageWarning, stacklevel=2)
         yield incomplete
@@ -253,7 +249,7 @@ def study_page(folder: Path, *, linked: bool = False) -> page.Page:
     }
     return page.Page(
         title=f"Study {study.name}",
-        headline=study_headline(report, seeds_needed=SEEDS_FOR_A_VERDICT),
+        headline=study_headline(report, seeds_needed=endpoints.SEEDS_FOR_A_VERDICT),
         subtitle=f"{len(study.arms)} arms, {len(study.seeds)} seed{'s' * (len(study.seeds) != 1)}, against "
         f"{', '.join(study.baselines) or 'no baseline'}: {finished} of {len(states) + len(broken)} runs finished"
         f"{f', {len(elsewhere)} of them elsewhere' if elsewhere else ''}.",
@@ -278,7 +274,7 @@ def _run_states(study: Study) -> dict[tuple[str, int], tuple[str, str]]:
 
 
 def _claims(study: Study) -> Iterator[page.Block]:
-    yield output.rich_table(output.claim_rows(claim_outcomes(study).values()), "What the finished runs say")
+    yield output.rich_table(output.claim_rows(claims.claim_outcomes(study).values()), "What the finished runs say")
     yield page.Paragraph(WORDS["sections"]["Claims"])
 
 

@@ -28,11 +28,9 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
+from exgrpo_cli.base import files, output, versions
 from exgrpo_cli.base.errors import DamageWarning, InputError, Interrupted, RunError, first_line
-from exgrpo_cli.base.files import last_json_line, require_writable, write_text
-from exgrpo_cli.base.output import Stopper
 from exgrpo_cli.base.reporter import Reporter, make_reporter, spent
-from exgrpo_cli.base.versions import install_command, usable_cores
 from exgrpo_cli.config.layers import JOB, read_config
 from exgrpo_cli.config.sections.run import SlurmSettings
 from exgrpo_cli.config.settings import Author, Config, Written, read_section, to_toml
@@ -70,7 +68,7 @@ class Processes:
         Each has its part of the cores, where its settings leave the threads open. On a CPU they are forks of one
         process that has made a run's imports.
         """
-        part = max(1, usable_cores() // self.at_once)
+        part = max(1, versions.usable_cores() // self.at_once)
         runs = [run if run.config.run.threads or self.at_once == 1 else run.given(threads=part) for run in runs]
         return [self._start(run, worker_command(run)) for run in runs]
 
@@ -119,7 +117,7 @@ class Slurm:
         if settings.nodes > 1 and len(study.runs) > 1:
             instead = "`exgrpo train --launcher slurm` spreads one run over several"
             raise InputError(f"slurm.nodes = {settings.nodes}: each run of a study has one host; {instead}.")
-        require_writable(study.folder / JOBS_FOLDER)
+        files.require_writable(study.folder / JOBS_FOLDER)
         require_slurm()
         return cls(study=study, settings=settings, at_once=len(study.runs))
 
@@ -226,7 +224,7 @@ def slurm_settings(config_file: Path | None, *, allow_code: bool = False) -> Slu
 def require_slurm() -> None:
     """Raise InputError naming what is missing: submitit, or Slurm's own programs."""
     if find_spec("submitit") is None:
-        raise InputError(f"--launcher slurm needs the submitit package: {install_command('slurm')}.")
+        raise InputError(f"--launcher slurm needs the submitit package: {versions.install_command('slurm')}.")
     for name in ("sbatch", "srun", "sacct"):
         if shutil.which(name) is None:
             raise InputError(f"--launcher slurm finds no {name} on the path: run it where jobs are submitted.")
@@ -292,7 +290,7 @@ def run_all(
     started: dict[str, tuple[StudyRun, Any, int]] = {}
     kills: Counter[str] = Counter()
     failed: list[tuple[StudyRun, str]] = []
-    with Stopper() as stopper:
+    with output.Stopper() as stopper:
         try:
             while waiting or started:
                 left = [*waiting, *(run for run, *_ in started.values()), *(run for run, _ in failed)]
@@ -362,7 +360,7 @@ def worker_command(run: StudyRun) -> list[str]:
     Writes its settings beside its folder.
     """
     run.folder.parent.mkdir(parents=True, exist_ok=True)
-    write_text(run.asked_file, to_toml(run.config))
+    files.write_text(run.asked_file, to_toml(run.config))
     return [*WORKER, str(run.asked_file.resolve()), str(run.folder.resolve())]
 
 
@@ -375,7 +373,7 @@ def jobs_of(study: Study, jobs: int) -> int:
     on_gpu = run.device in ("cuda", "mps") or (run.device == "auto" and bool(visible_gpus()))
     if jobs or on_gpu or run.nproc != 1:
         return jobs or 1
-    return max(1, min(len(study.unfinished), usable_cores() // max(1, run.threads)))
+    return max(1, min(len(study.unfinished), versions.usable_cores() // max(1, run.threads)))
 
 
 def time_to_go(study: Study, jobs: int) -> str:
@@ -397,7 +395,7 @@ def estimate(study: Study, jobs: int) -> float | None:
     for run in study.runs:
         if (result := run.read_result()) is not None:
             measured[run.arm.name].append(result.totals.seconds)
-        elif (line := last_json_line(run.folder / METRICS_FILE)) is not None:
+        elif (line := files.last_json_line(run.folder / METRICS_FILE)) is not None:
             measured[run.arm.name].append(float(line["time/step"]) * line["step"] / done_share(run))
     usual = [seconds for each in measured.values() for seconds in each]
     stated = {arm: [seconds] for arm, seconds in study.run_seconds.items()}
@@ -418,7 +416,7 @@ def done_share(run: StudyRun) -> float:
 
 def progress(run: StudyRun) -> tuple[int, int]:
     """Budget that a run has spent, and the whole of it: steps, tokens or seconds."""
-    line, settings = last_json_line(run.folder / METRICS_FILE), run.config.run
+    line, settings = files.last_json_line(run.folder / METRICS_FILE), run.config.run
     if line is None:
         return 0, settings.whole_budget
     # The baseline of its seed may have given it another budget when it started: steps tell nearly as much.
