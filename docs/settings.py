@@ -84,7 +84,7 @@ def allowed(hint: Any, within: Any) -> list[str]:
 
 def one_of(wanted: tuple[Any, ...]) -> str:
     """The values, or that any name will do where they are many: those of a choice that a function may replace."""
-    return " or ".join(f"`{toml(each)}`" for each in wanted) if len(wanted) <= 3 else "any of its names"
+    return " or ".join(f"`{toml(each)}`" for each in wanted) if len(wanted) <= 4 else "any of its names"
 
 
 def needed(one: Field[Any]) -> Iterator[str]:

@@ -67,6 +67,7 @@ class ReplayTrainer(GRPOTrainer):  # type: ignore[misc]
             ("gradient_accumulation_steps = 1", self.args.gradient_accumulation_steps == 1),
             ("beta = 0", self.beta == 0),
             ('objective.baseline = "group"', config.objective.baseline == "group"),
+            ('a replay_surrogate other than "m2po"', config.objective.replay_surrogate != "m2po"),
             ("rollout.max_rounds = 1", config.rollout.max_rounds == 1),
         ):
             if not holds:

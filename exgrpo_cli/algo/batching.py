@@ -30,7 +30,8 @@ class TrainingRow:
     `objective.importance` says otherwise."""
     replayed: bool
     importance_weights: Float32[np.ndarray, " tokens"] | None = None
-    """Fixed factors of the advantage, token by token: where the sampler's distribution was not pi_old; None is 1."""
+    """Fixed factors of the advantage, token by token: where the sampler's distribution was not pi_old, and 0 where M2PO
+    masks; None is 1."""
     left_out: bool = False
     """Dealt into a mini-batch like the others, so that they stay where they are, and then dropped."""
 

@@ -12,25 +12,27 @@ With w = pi_theta / pi_behaviour, and w* that of a replayed token (`objective.im
     replayed token, raw       -w* A
     replayed token, clipped   as a fresh one, clipped
     replayed token, likelihood    -log pi_theta
+    replayed token, m2po          -w* A, without a gradient where `second_moment_mask` has it
 
 The policy term is S_fresh / D_fresh + c S_replay / D_replay, S the sums of these terms. `joint`: both D count all rows
 of the mini-batch, fresh and replayed. `own`: each counts the rows of its own kind.
 
-Source: arXiv 2510.02245, section 4.2; clipping arXiv 1707.06347, eq. 7; dual clip arXiv 1912.09729.
+Source: arXiv 2510.02245, section 4.2; clipping 1707.06347, eq. 7; dual clip 1912.09729; m2po 2510.01161, section 5.2.
 Differences to the authors' code: the entropy bonus is taken once per mini-batch, not once per micro-batch, and the
 constant denominator counts rollouts, so that `loss_scale` restates the scale on which their clip norm and entropy
 coefficient were tuned.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float, Float32, Float64
 from torch import Tensor
 
-from exgrpo_cli.algo.batching import MiniBatch
+from exgrpo_cli.algo.batching import MiniBatch, TrainingRow
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 
 
@@ -113,8 +115,44 @@ REPLAY_SURROGATES: dict[str, Callable[[Tensor, Tensor, Tensor, ObjectiveSettings
     "clipped": lambda logprobs, log_ratio, advantages, s: clipped_surrogate(log_ratio, advantages, s),
     # -log pi, whatever the advantage and the ratio.
     "likelihood": lambda logprobs, log_ratio, advantages, s: -logprobs,
+    # The mask is in the advantages, by `second_moment_masked`.
+    "m2po": lambda logprobs, log_ratio, advantages, s: unclipped_surrogate(log_ratio, advantages),
 }
 """By `objective.replay_surrogate`, over (log-probs, log-ratios, advantages) of tokens; those of fresh ones are 0."""
+
+
+def second_moment_mask(
+    log_ratio: Float[np.ndarray, " tokens"], advantages: Float[np.ndarray, " tokens"], most: float
+) -> Bool[np.ndarray, " tokens"]:
+    """Tokens that M2PO keeps (arXiv 2510.01161, algorithm 1): the mean of (log w)^2 over those of T is at most `most`.
+
+    T are the tokens that a clip could act on: w > 1 and A > 0, or w < 1 and A < 0. Those of T that have the largest
+    (log w)^2 go until the mean of the rest is low enough; equal ones together, so that their order decides nothing.
+    """
+    squares, bound = np.square(log_ratio, dtype=np.float64), log_ratio * advantages > 0
+    ordered = np.sort(squares[bound])
+    over = ordered.cumsum() > most * np.arange(1, len(ordered) + 1)
+    return ~bound | (squares < ordered[over].min(initial=np.inf))
+
+
+def second_moment_masked(batch: MiniBatch, logprobs: Sequence[Float32[np.ndarray, " _"]], most: float) -> MiniBatch:
+    """The mini-batch with weight 0 for those of all its replayed tokens that `second_moment_mask` leaves out.
+
+    `logprobs` are those of its replayed rows, in their order, under the weights that are to be updated.
+    """
+    replayed = [row for row in batch.rows if row.replayed]
+    if not replayed:
+        return batch
+    log_ratio = [own - row.behaviour_logprobs for own, row in zip(logprobs, replayed, strict=True)]
+    advantages = np.concatenate([row.token_advantages for row in replayed])
+    kept = second_moment_mask(np.concatenate(log_ratio), advantages, most).astype(np.float32)
+    masks = iter(np.split(kept, np.cumsum([row.num_tokens for row in replayed])[:-1]))
+
+    def masked(row: TrainingRow) -> TrainingRow:
+        weights = 1.0 if row.importance_weights is None else row.importance_weights
+        return replace(row, importance_weights=weights * next(masks))
+
+    return replace(batch, rows=tuple(masked(row) if row.replayed else row for row in batch.rows))
 
 
 def k3_divergence(

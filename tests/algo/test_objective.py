@@ -6,6 +6,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from small_policy import masked_one_by_one
 from torch import Tensor
 
 from exgrpo_cli.algo import batching, objective
@@ -78,6 +79,25 @@ def test_a_dual_clip_ends_what_a_negative_advantage_costs(replayed: bool) -> Non
     for wrong in (1.0, -3.0, math.inf, math.nan):
         with pytest.raises(errors.InputError, match="dual_clip"):
             check("objective", ObjectiveSettings(dual_clip=wrong))
+
+
+def test_the_largest_ratios_are_masked_until_the_second_moment_is_low() -> None:
+    """Of those that a clip could act on: .01, .04 and .09 have mean .047; without .09 it is .025."""
+    log_ratio, advantages = np.array([0.1, -0.2, 0.3, -2.0, 1.5, 5.0]), np.array([1.0, -1, 2, 1, -1, 0])
+    kept = [True, True, False, True, True, True]
+    assert objective.second_moment_mask(log_ratio, advantages, 0.04).tolist() == kept
+    assert objective.second_moment_mask(log_ratio, advantages, 0.14 / 3 + 1e-12).all()
+    assert objective.second_moment_mask(log_ratio, advantages, 0.009).tolist() == [False, False, *kept[2:]]
+    # Mean (.03 + .18) / 5: one of the two equal ones would do, both go.
+    equal = np.array([0.1, 0.3, 0.1, 0.3, 0.1])
+    assert objective.second_moment_mask(equal, np.ones(5), 0.04).tolist() == [True, False, True, False, True]
+    assert objective.second_moment_mask(equal, np.zeros(5), 0.04).all()
+    rng = np.random.default_rng(0)
+    for most in (1e-4, 0.04, 0.3, 9.0):
+        log_ratio, advantages, order = rng.normal(0, 0.5, 300), rng.normal(size=300), rng.permutation(300)
+        kept = masked_one_by_one(log_ratio, advantages, most)
+        assert objective.second_moment_mask(log_ratio, advantages, most).tolist() == kept.tolist()
+        assert objective.second_moment_mask(log_ratio[order], advantages[order], most).tolist() == kept[order].tolist()
 
 
 @pytest.mark.parametrize(("ratio", "weight"), [(1.0, 0.1 / 1.21), (0.1, 0.25), (20.0, 2 / 20.1**2)])

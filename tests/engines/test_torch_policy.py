@@ -18,6 +18,7 @@ from small_policy import (
     build_model,
     build_policy,
     full_logits_scores,
+    masked_one_by_one,
     minibatch,
     sequences,
     slow_loss,
@@ -81,6 +82,34 @@ def test_micro_batches_order_and_checkpointing_do_not_move_the_update() -> None:
             rows, objective=objective, microbatch_tokens=tokens, gradient_checkpointing=checkpointing
         )
         torch.testing.assert_close(change, whole, rtol=1e-6, atol=1e-10)
+
+
+def test_m2po_masks_over_the_whole_minibatch_however_it_is_cut() -> None:
+    """As the raw ratio does without the advantages of the tokens that the paper's loop masks, by full logits."""
+    weighted = {0: {"advantage": 0.0}, 3: {"importance_weights": np.full(5, 0.5, np.float32)}}
+    rows = tuple(replace(row, **weighted.get(index, {})) for index, row in enumerate(minibatch().rows))
+    batch, model = minibatch(rows=rows), build_model()
+    replayed = [row for row in batch.rows if row.replayed]
+    logprobs = [full_logits_scores(model, row.sequence)[0].detach().numpy() for row in replayed]
+    log_ratio = np.concatenate([own - row.behaviour_logprobs for own, row in zip(logprobs, replayed, strict=True)])
+    kept = masked_one_by_one(log_ratio, np.concatenate([row.token_advantages for row in replayed]), 0.04)
+    assert 2 <= (~kept).sum() < len(kept) - 2
+    masks = iter(np.split(kept.astype(np.float32), np.cumsum([row.num_tokens for row in replayed])[:-1]))
+    left = [replace(row, importance_weights=next(masks) * (0.5 if row is batch.rows[3] else 1)) for row in replayed]
+    fresh = [row for row in batch.rows if not row.replayed]
+    expected = change_by_update(
+        replace(batch, rows=(*left, *fresh)), objective=ObjectiveSettings(replay_surrogate="raw")
+    )
+    m2po = ObjectiveSettings(replay_surrogate="m2po")
+    shuffled = replace(batch, rows=tuple(batch.rows[index] for index in np.random.default_rng(2).permutation(12)))
+    for each, tokens in ((batch, 10_000), (batch, 1), (shuffled, 40)):
+        change = change_by_update(each, objective=m2po, microbatch_tokens=tokens)
+        torch.testing.assert_close(change, expected, rtol=1e-6, atol=1e-10)
+    # The three tokens of the row without an advantage are not trained on.
+    found = build_policy(model, objective=m2po).update(batch).metrics["policy/clip_fraction_replay"]
+    assert found == pytest.approx((~kept).sum() / (len(kept) - 3), rel=1e-12)
+    alone = minibatch(rows=tuple(fresh))
+    torch.testing.assert_close(change_by_update(alone, objective=m2po), change_by_update(alone), rtol=0, atol=0)
 
 
 def test_packing_adds_few_pad_tokens_and_cells(monkeypatch: pytest.MonkeyPatch) -> None:

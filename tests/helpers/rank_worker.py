@@ -22,6 +22,12 @@ from exgrpo_cli.ranks import RANK_TIMEOUT, Ranks
 
 ALL_WEIGHTS = LoraSettings()
 ADAPTER = LoraSettings(rank=3, learning_rate_factor=1.0)
+TORCH: dict[str, dict[str, Any]] = {
+    "torch": {},
+    "torch-lora": {"lora": ADAPTER},
+    "torch-m2po": {"objective": ObjectiveSettings(replay_surrogate="m2po")},
+}
+"""By job: what a policy has that the others have not."""
 
 
 def torch_update(ranks: Ranks, folder: Path, **settings: Any) -> None:
@@ -164,7 +170,7 @@ def main(job: str, folder: Path) -> None:
             return
         ranks.connect(torch.device("cpu"), RANK_TIMEOUT)
         if job.startswith("torch"):
-            torch_update(ranks, folder, **({"lora": ADAPTER} if job == "torch-lora" else {}))
+            torch_update(ranks, folder, **TORCH[job])
         elif sharding := re.fullmatch(r"(zero|lora|sum)(\d)-(\w+)", job):
             adapted = partial(deepspeed_updates, lora=ADAPTER)
             work = {"zero": deepspeed_updates, "lora": adapted, "sum": deepspeed_sum}[sharding[1]]

@@ -76,6 +76,16 @@ def full_logits_scores(model: PreTrainedModel, sequence: TokenSequence) -> tuple
     return logprobs[torch.arange(len(targets)), targets], -(logprobs.exp() * logprobs).sum(-1)
 
 
+def masked_one_by_one(log_ratio: np.ndarray, advantages: np.ndarray, most: float) -> np.ndarray:
+    """Algorithm 1 of M2PO (arXiv 2510.01161) as it stands there: True for tokens that are kept."""
+    left = [i for i, (x, a) in enumerate(zip(log_ratio, advantages, strict=True)) if (a > 0 < x) or (a < 0 and x < 0)]
+    kept = np.ones(len(log_ratio), dtype=bool)
+    while left and np.mean(np.square(log_ratio[left])) > most:
+        left.remove(largest := max(left, key=lambda index: float(log_ratio[index] ** 2)))
+        kept[largest] = False
+    return kept
+
+
 def slow_loss(model: PreTrainedModel, batch: MiniBatch, entropy_coefficient: float = 0.0) -> Tensor:
     """The objective written out once more, row by row."""
     policy, entropy, num_tokens = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64), 0

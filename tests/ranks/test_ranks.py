@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from rank_worker import TORCH
 from recorded_rollouts import train_and_note
 from run_leaves import assert_same_run, metrics, wait_for_step
 from small_buffer import fill, open_store, replay_step, surer_by_id
@@ -20,7 +21,6 @@ from small_policy import build_model, build_policy, minibatch, sequences, weight
 from two_ranks import agents, two_ranks
 
 from exgrpo_cli.algo.batching import rank_shares
-from exgrpo_cli.config.sections.run import LoraSettings
 from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ranks import ALONE, Ranks
@@ -37,12 +37,12 @@ def test_shares_keep_prompts_together_and_have_as_many_tokens() -> None:
 
 
 @pytest.mark.engines
-@pytest.mark.parametrize("rank", [-1, 3])
-def test_two_processes_have_the_scores_and_the_gradient_of_one(rank: int, tmp_path: Path) -> None:
-    done = two_ranks("torch-lora" if rank > 0 else "torch", tmp_path)
+@pytest.mark.parametrize("job", TORCH)
+def test_two_processes_have_the_scores_and_the_gradient_of_one(job: str, tmp_path: Path) -> None:
+    done = two_ranks(job, tmp_path)
     assert done.returncode == 0, done.stderr
     model = build_model()
-    alone = build_policy(model, lora=LoraSettings(rank=rank, learning_rate_factor=1.0))
+    alone = build_policy(model, **TORCH[job])
     before = weights(model)
     scores = alone.score(sequences())
     report = alone.update(minibatch())

@@ -44,7 +44,7 @@ SPACE: dict[str, Sequence[object]] = {
     "replay.eviction": ("oldest", "longest", "random", "lowest-priority"), "replay.max_uses": (0, 1, 2),
     "replay.max_age": (0, 1, 3), "replay.max_drift": (0, 0.0005, 1), "replay.max_per_question": (0, 3),
     "replay.cooldown": (0, 1), "replay.ess_bound": (0, 0.99), "replay.ratio": (0.5, 1.0, 0.25),
-    "objective.replay_surrogate": ("shaped", "raw", "clipped", "likelihood"),
+    "objective.replay_surrogate": ("shaped", "raw", "clipped", "likelihood", "m2po"),
     "objective.replay_denominator": ("joint", "own"), "objective.importance": ("behaviour", "old"),
     "objective.aggregation": ("constant", "token-mean"), "objective.advantage": ("mean", "normalised"),
     "objective.dual_clip": (0, 3), "objective.entropy_coefficient": (0, 0.01), "rollout.max_rounds": (1, 3),

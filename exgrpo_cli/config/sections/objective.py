@@ -7,7 +7,7 @@ from typing import Literal
 from exgrpo_cli.config.sections import FINITE, NON_NEGATIVE, POSITIVE, SHARE_OF_ONE, Bound, Needs, setting
 
 Aggregation = Literal["constant", "token-mean"]
-Surrogate = Literal["shaped", "raw", "clipped", "likelihood"]
+Surrogate = Literal["shaped", "raw", "clipped", "likelihood", "m2po"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,13 +34,17 @@ class ObjectiveSettings:
     shaping_beta: float = setting(0.1, POSITIVE)
     """beta of policy shaping, f(w) = w / (w + beta)."""
     replay_surrogate: Surrogate = "shaped"
-    """Loss of a replayed token: -f(w) A with f(w) = w / (w + beta); -w A; PPO's clipped one; or -log pi."""
+    """Loss of a replayed token: -f(w) A with f(w) = w / (w + beta); -w A; PPO's clipped one; -log pi; or
+    M2PO's, -w A of the tokens that it does not mask."""
+    second_moment: float = setting(0.04, POSITIVE, Needs("the bound is M2PO's", replay_surrogate="m2po"))
+    """`m2po` masks the largest (log w)^2 of a mini-batch's replayed tokens with w > 1, A > 0 or w < 1, A < 0 until the
+    mean of the others is at most this."""
     replay_weight: float = setting(1.0, POSITIVE)
     """c: factor of the replayed tokens' part of the loss."""
     replay_denominator: Literal["joint", "own"] = "joint"
     """Denominator of fresh and replayed sums: all rows of the mini-batch, or each kind by its own rows."""
     importance: Literal["behaviour", "old"] = setting(
-        "behaviour", needs=Needs("-log pi has no importance ratio", replay_surrogate=("shaped", "raw", "clipped"))
+        "behaviour", needs=Needs("-log pi has no ratio", replay_surrogate=("shaped", "raw", "clipped", "m2po"))
     )
     """Denominator of a replayed token's ratio: the policy that generated it, or this step's pi_old (an ablation)."""
     tis_cap: float = setting(2.0, POSITIVE)

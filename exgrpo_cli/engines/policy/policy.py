@@ -166,8 +166,13 @@ class Policy:
     def update(self, batch: MiniBatch) -> UpdateReport:
         """One optimizer update: gradient accumulated over token-budget micro-batches, clipped, checked, applied.
 
-        The learning rate follows the updates tried, or the budget spent.
+        The learning rate follows the updates tried, or the budget spent. M2PO's mask takes a pass of its own over the
+        replayed rows, so that each token's depends on all of them, whatever micro-batch or rank they go to.
         """
+        if self._objective.surrogate == "m2po":
+            scores = self.score([row.sequence for row in batch.rows if row.replayed])
+            most = self._objective.second_moment
+            batch = objective.second_moment_masked(batch, [each.logprobs for each in scores], most)
         self._stepper.begin()
         loss, num_tokens, metrics = self._accumulate(batch)
         position: float = self.num_updates
@@ -246,6 +251,9 @@ class Policy:
         losses, parts = zip(*self._ranks.gather((float(loss), None if sums is None else sums.on_host())), strict=True)
         found = [part for part in parts if part is not None]
         metrics = reduce(add, found).metrics() if found else {}
+        replayed = [row.importance_weights for row in rows if row.replayed and row.importance_weights is not None]
+        if self._objective.surrogate == "m2po" and replayed:
+            metrics["policy/clip_fraction_replay"] = float((np.concatenate(replayed) == 0).mean())
         return reduce(add, losses), sum(row.num_tokens for row in rows), metrics
 
     def _passes(self, own: Sequence[TokenSequence], at_least: int = 0) -> list[list[int]]:
