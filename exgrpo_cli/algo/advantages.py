@@ -7,11 +7,11 @@ confounds its comparison; here the clip is the study's.
 Axes: rollouts = all K members of one group, the replayed one included.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float32, Float64
 
 STD_EPSILON = 1e-6
 """Keeps the normalised form finite in a group of equal rewards; GRPO's own constant."""
@@ -45,6 +45,27 @@ def beside_a_success(
     Below 0 where all rewards are 0, exact zeros where all are 1.
     """
     return form(np.append(rewards, 1.0))[:-1]
+
+
+def confidence_advantages(
+    rewards: Float[np.ndarray, " rollouts"],
+    form: Callable[[np.ndarray], np.ndarray],
+    logprobs: Sequence[Float32[np.ndarray, " _"]],
+    all_wrong_weight: float,
+) -> Float64[np.ndarray, " rollouts"]:
+    """Advantages of a `form` of rewards less the confidence in wrong answers (LENS, arXiv 2510.08696, section 5.1).
+
+    r_i <- r_i - (1 - r_i) / K * c_i / (D - c_i), c = pi_old^(1 / tokens) by `logprobs`; D = 2 max(c), or where it is
+    more K / sum(r / pi_old). Where all rewards are 0, `all_wrong_weight` times the centred form.
+    """
+    wide, totals = rewards.astype(np.float64), np.array([own.sum(dtype=np.float64) for own in logprobs])
+    confidence = np.exp(totals / [len(own) for own in logprobs])
+    solved, difficulty = wide.max() > 0, 2 * confidence.max()
+    if solved:
+        # Cut before exp: below e^-600 pi_old is as good as 0, and its inverse stays finite.
+        difficulty = max(difficulty, len(wide) / (wide @ np.exp(-totals.clip(min=-600.0))))
+    calibrated = wide - (1 - wide).clip(min=0) / len(wide) * confidence / (difficulty - confidence)
+    return form(calibrated) if solved else all_wrong_weight * centred_advantages(calibrated)
 
 
 class SuccessHistory(NamedTuple):

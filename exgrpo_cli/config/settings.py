@@ -134,7 +134,7 @@ def contradictions(config: Config) -> Iterator[tuple[str, str, str]]:
             "one label": len(set(labels)) < len(labels),
             "no successes": bool(config.grading.rewards) and objective.baseline == "history",
             "waiting rows": rollout.carry_over > 0 and objective.importance == "old",
-            "no visit": objective.baseline == "history",
+            "no visit": objective.baseline in ("history", "confidence"),
             "two fillers": isinstance(replay, refill.Refill) and rollout.max_rounds > 1,
             "imitated": objective.replay_surrogate == "likelihood" and replay.replays_failures,
         }

@@ -98,6 +98,9 @@ def advantage_of(group: Group, settings: ObjectiveSettings, state: RunState) -> 
             advantages.normalised_history_advantages if normalised else advantages.history_advantages, history=history
         )
     form = advantages.normalised_advantages if normalised else advantages.centred_advantages
+    if settings.baseline == "confidence":
+        logprobs, weight = [each.logprobs for each in group.scores], settings.all_wrong_weight
+        return partial(advantages.confidence_advantages, form=form, logprobs=logprobs, all_wrong_weight=weight)
     return partial(advantages.beside_a_success, form=form) if settings.baseline == "virtual" else form
 
 

@@ -3,7 +3,12 @@
 import numpy as np
 from numpy.testing import assert_allclose, assert_array_equal
 
-from exgrpo_cli.algo.advantages import beside_a_success, centred_advantages, normalised_advantages
+from exgrpo_cli.algo.advantages import (
+    beside_a_success,
+    centred_advantages,
+    confidence_advantages,
+    normalised_advantages,
+)
 
 
 def test_centred_advantages_subtract_the_mean_of_the_whole_group() -> None:
@@ -23,6 +28,27 @@ def test_a_virtual_success_lowers_what_a_group_without_one_did() -> None:
         assert_allclose(beside_a_success(np.zeros(4), form), np.full(4, wrong), rtol=1e-5)
         assert_array_equal(beside_a_success(np.ones(4), form), np.zeros(4))
     assert_allclose(beside_a_success(np.array([1.0, 0, 0]), centred_advantages), [0.5, -0.5, -0.5])
+
+
+def test_wrong_answers_cost_by_the_confidence_in_them() -> None:
+    """By the mean log-prob of a token, whatever the length of an answer."""
+
+    def found(rewards: list[float], *answers: tuple[float, int], weight: float = 1.0) -> np.ndarray:
+        logprobs = [np.full(tokens, np.log(probability), dtype=np.float32) for probability, tokens in answers]
+        return confidence_advantages(np.array(rewards, dtype=float), centred_advantages, logprobs, weight)
+
+    # D = 1.6: -(.8 / .8) / 2 = -1/2 and -(.4 / 1.2) / 2 = -1/6 of mean -1/3.
+    assert_allclose(found([0, 0], (0.8, 2), (0.4, 5)), [-1 / 6, 1 / 6], rtol=1e-6)
+    assert_allclose(found([0, 0], (0.8, 2), (0.4, 5), weight=0.5), [-1 / 12, 1 / 12], rtol=1e-6)
+    # Right by one token of .9: D = 3 / (1 / .9) = 2.7, above 2 * .9; -(.3 / 2.4) / 3 and -(.6 / 2.1) / 3.
+    rewards, wrong = [1, 0, 0], ((0.3, 2), (0.6, 4))
+    assert_allclose(found(rewards, (0.9, 1), *wrong), centred_advantages(np.array([1, -1 / 24, -2 / 21])), rtol=1e-6)
+    # By many tokens pi_old is as good as 0: D = 1.8; -(.3 / 1.5) / 3 and -(.6 / 1.2) / 3.
+    for tokens in (40, 20_000):
+        long = found(rewards, (0.9, tokens), *wrong, weight=0.5)
+        assert_allclose(long, centred_advantages(np.array([1, -1 / 15, -1 / 6])), rtol=1e-6)
+    assert_array_equal(found([1, 1], (0.8, 2), (0.4, 5)), [0, 0])
+    assert_array_equal(found([0, 0], (0.8, 2), (0.8, 2)), [0, 0])
 
 
 def test_equal_rewards_give_exact_zeros() -> None:

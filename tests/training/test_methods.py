@@ -39,7 +39,7 @@ EARLY = {
 METHODS = [name for name in preset_names("methods") if load_preset("methods", name)["about"].get("group") == "replay"]
 ENGINES = pytest.mark.engines
 """Other processes run for long: beside the quick tests, these run on every change too."""
-ON_POLICY = ("dynamic-sampling", "dapo", "dbb", "ngrpo")
+ON_POLICY = ("dynamic-sampling", "dapo", "dbb", "ngrpo", "lens")
 """Those that replay nothing, and keep something else from step to step."""
 EVERY_OTHER = {"prefix": 0, "failure-prefix": K}
 """Those that wait for questions half solved before and by none, or by all, now: right in every second step."""

@@ -16,9 +16,12 @@ class ObjectiveSettings:
 
     advantage: Literal["mean", "normalised"] = "mean"
     """`mean`: r - mean(r) (Dr.GRPO); `normalised`: divided by the group's standard deviation as well (GRPO)."""
-    baseline: Literal["group", "history", "virtual"] = "group"
-    """Baseline of the rewards: the group's mean, the question's own discounted pass rate over its visits, or the
-    group's mean with a `virtual` reward of 1, by which all-wrong groups train."""
+    baseline: Literal["group", "history", "virtual", "confidence"] = "group"
+    """Baseline of the rewards: the group's mean, the question's own discounted pass rate over its visits, the
+    group's mean with a `virtual` reward of 1, or that of rewards less pi_old's `confidence` in wrong answers. By the
+    last two all-wrong groups train."""
+    all_wrong_weight: float = setting(1.0, POSITIVE, Needs("the weight is LENS's", baseline="confidence"))
+    """Factor of the advantages of all-wrong groups under the baseline `confidence`."""
     history_discount: float = setting(0.5, SHARE_OF_ONE)
     """d of the baseline `history`: what an older visit counts, beside the next one."""
     clip_low: float = setting(0.2, NON_NEGATIVE)

@@ -8,6 +8,7 @@ import pytest
 
 from exgrpo_cli.algo.advantages import centred_advantages
 from exgrpo_cli.base import types
+from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.engines.policy.policy import UpdateReport
 from exgrpo_cli.evaluation.sampling import Evaluation, QuestionRecord, Sample
@@ -16,6 +17,8 @@ from exgrpo_cli.replay import by_question, place
 from exgrpo_cli.replay.replace import whole_share
 from exgrpo_cli.runs.result import remarks
 from exgrpo_cli.training import metrics
+from exgrpo_cli.training.loop import advantage_of
+from exgrpo_cli.training.state import RunState
 from exgrpo_cli.training.step.groups import Group, UnderWay
 
 QUESTION = types.Question(id="q", prompt=(types.Message(role="user", content="1+1=?"),), answer="2", source="test")
@@ -93,6 +96,14 @@ def test_stored_rows_beside_rollouts_or_in_their_place(fresh, stored, how, advan
     assert [row.advantage for row in rows] == advantages
     assert [row.replayed for row in rows] == [False] * len(fresh) + [True] * len(stored)
     assert found.success_count == k and found.is_mixed and found.is_experiential != found.joined
+
+
+def test_an_all_wrong_group_trains_by_its_own_confidences() -> None:
+    """c = (.8, .4): r~ = -1/2 and -1/6, of mean -1/3."""
+    own = replace(group(W, W), scores=(scores(2, math.log(0.8)), scores(3, math.log(0.4))))
+    settings = ObjectiveSettings(baseline="confidence", advantage="normalised", all_wrong_weight=0.5)
+    rows = own.rows(advantage_of(own, settings, RunState()))
+    np.testing.assert_allclose([row.advantage for row in rows], [-1 / 12, 1 / 12], rtol=1e-6)
 
 
 def test_the_replayed_row_keeps_its_own_behaviour_log_probs() -> None:
