@@ -124,6 +124,8 @@ def contradictions(config: Config) -> Iterator[tuple[str, str, str]]:
         "rounded matmuls": rounded and 0 < rollout.max_logprob_gap < rounding,
         "sharded adapter": rank > 0 and config.optim.engine == "deepspeed" and config.optim.zero_stage == 3,
         "own weights": by_adapter and rollout.engine == "hf",
+        "one label": len(set(labels)) < len(labels),
+        "no successes": bool(config.grading.rewards) and objective.baseline == "history",
         "rank": by_adapter and rank > runs.VLLM_RANKS[-1],
     }
     if replay.enabled:
@@ -131,8 +133,6 @@ def contradictions(config: Config) -> Iterator[tuple[str, str, str]]:
             "nothing fresh": isinstance(replay, replace.Replace) and replay.per_question >= K,
             "never enough": isinstance(replay, join.Join) and 0 < replay.max_per_question < replay.min_stored,
             "never solved": isinstance(replay, prefix.Prefix) and replay.store == "failures" and replay.retirement,
-            "one label": len(set(labels)) < len(labels),
-            "no successes": bool(config.grading.rewards) and objective.baseline == "history",
             "waiting rows": rollout.carry_over > 0 and objective.importance == "old",
             "no visit": objective.baseline in ("history", "confidence"),
             "two fillers": isinstance(replay, refill.Refill) and rollout.max_rounds > 1,

@@ -14,7 +14,7 @@ TABLES = data.tables(__file__, "contradictions.toml")
 
 def assignments(settings: Sequence[str]) -> list[str]:
     return [
-        text if text.startswith(("objective.", "rollout.", "optim.", "backbone.")) else f"replay.{text}"
+        text if text.startswith(("objective.", "rollout.", "optim.", "backbone.", "grading.")) else f"replay.{text}"
         for text in settings
     ]
 
