@@ -93,12 +93,10 @@ def _on_card(settings: str | None) -> str:
 
 
 def _table(name: str, rows: Sequence[tuple[str, ...]], others: Sequence[str] = ("", "")) -> "Table":
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column(name, no_wrap=True)
-    for other in others:
-        table.add_column(other, overflow="fold")
+    columns = [Column(name, no_wrap=True), *(Column(other, overflow="fold") for other in others)]
+    table = Table(*columns, box=None, padding=(0, 2, 0, 0))
     for row in rows:
         table.add_row(*row)
     return table

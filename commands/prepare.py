@@ -68,9 +68,8 @@ def _prepare_pool(experience: Path, request: PrepareRequest, speech: cli.Speech,
     output = request.output or DATA_FOLDER / f"{stem_of(experience)}-pool"
     if dry_run:
         RunFolder.check_new(output)
-        cli.print_json({"output": str(output)}) if speech.json else cli.write_data(
-            f"# output {output}\n\n{to_toml(config)}"
-        )
+        planned = f"# output {output}\n\n{to_toml(config)}"
+        cli.print_json({"output": str(output)}) if speech.json else cli.write_data(planned)
         return
     with make_reporter(quiet=speech.quiet) as reporter:
         report = prepare_pool(experience, output, config, reporter)

@@ -62,13 +62,11 @@ def _resolved(kind: "PresetKind", name: str) -> dict[str, Any]:
 
 def _print_listing(known: dict["PresetKind", dict[str, dict[str, Any]]]) -> None:
     """A table of names and titles, methods in their groups: baselines, ExGRPO and its arms, other replay methods."""
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from exgrpo_cli.base.reporter import print_table
 
-    table = Table(box=None, padding=(0, 2), show_header=False)
-    table.add_column("name", no_wrap=True)
-    table.add_column("what it is")
+    table = Table(Column("name", no_wrap=True), "what it is", box=None, padding=(0, 2), show_header=False)
     for kind, presets in known.items():
         for group, heading in GROUPS.items() if kind == "methods" else [(DEFAULT_GROUP, kind)]:
             table.add_row(heading, "", style="bold")

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exgrpo_cli.base import files, reporter
 from exgrpo_cli.base.errors import InputError, Interrupted
-from exgrpo_cli.base.files import read_json
-from exgrpo_cli.base.reporter import Reporter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,7 +47,7 @@ class Run:
     def summary(self) -> dict[str, Any] | None:
         """The final figures (`summary.json`); None for a run that has not finished."""
         path = self.folder / "summary.json"
-        return read_json(path) if path.is_file() else None
+        return files.read_json(path) if path.is_file() else None
 
     def metrics(self) -> "pa.Table":
         """One row per step, a column for every key that any step has; null where a step lacks it."""
@@ -199,7 +198,7 @@ def evaluate(
     return ask(plan_evaluation(request), lambda text: None, quiet=True).to_json()
 
 
-class _Callbacks(Reporter):
+class _Callbacks(reporter.Reporter):
     """A reporter that tells functions."""
 
     def __init__(self, on_step: Callable[[Line], object] | None, on_note: Callable[[str], object] | None) -> None:

@@ -6,8 +6,7 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-from exgrpo_cli.base.output import reserve_stdout
-from exgrpo_cli.base.versions import has_gpu_device
+from exgrpo_cli.base import output, versions
 
 _STOPPED = 130
 
@@ -18,8 +17,8 @@ def main() -> NoReturn:
         sys.exit("exgrpo: Windows is not supported; install it in WSL, the Windows Subsystem for Linux.")
     # As Ctrl-C does it; whoever saves something on the way installs a handler of its own.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    reserve_stdout()
-    if not has_gpu_device():
+    output.reserve_stdout()
+    if not versions.has_gpu_device():
         # DeepSpeed, which transformers imports, warns of what it has to find out.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     # What a Mac's GPU cannot compute is computed on the CPU; torch reads it when it is imported.

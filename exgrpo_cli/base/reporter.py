@@ -15,13 +15,12 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from exgrpo_cli.base.data import tables
-from exgrpo_cli.base.output import data_stream, printable
+from exgrpo_cli.base import data, output
 
-_MEANINGS, _BRIEF, PHASE_WORDS = (tables(__file__, "words.toml")[name] for name in ("meanings", "brief", "phases"))
+_MEANINGS, _BRIEF, PHASE_WORDS = (data.tables(__file__, "words.toml")[name] for name in ("meanings", "brief", "phases"))
 """Terms that are said in words before the first step; of a figure of a plain line its key and how it is written; words
 of the terminal for a phase of a run."""
 _MOST_SHOWN = 240
@@ -35,12 +34,12 @@ class PrintableConsole(Console):
 
     def render_str(self, text: str, **look: Any) -> Text:
         """The text as it is shown, before a table measures it."""
-        return super().render_str(printable(text), **look)
+        return super().render_str(output.printable(text), **look)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """All that is shown, as segments of text and of the console's own control codes."""
         for text, style, control in super().render(renderable, options):
-            yield Segment(text if control else printable(text), style, control)
+            yield Segment(text if control else output.printable(text), style, control)
 
 
 class Reporter(AbstractContextManager["Reporter"]):
@@ -201,7 +200,7 @@ class LiveReporter(Reporter):
 
     def note(self, text: str) -> None:
         """See `Reporter.note`; wrapped between words."""
-        self._live.console.print(Text(printable(text)), highlight=False)
+        self._live.console.print(Text(output.printable(text)), highlight=False)
 
     def _show_rows(self, rows: Mapping[str, str]) -> None:
         self._live.console.print(as_rows(rows), "")
@@ -255,11 +254,9 @@ def _set(task: Task, done: int, total: int) -> None:
 
 def as_rows(rows: Mapping[str, str]) -> Table:
     """Texts below one another, each behind its name, wrapped between words."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = Table.grid(Column(style="cyan", no_wrap=True), Column(overflow="fold"), padding=(0, 2))
     for name, text in rows.items():
-        shown = Text(printable(text))
+        shown = Text(output.printable(text))
         for style, marked in {"green": r"\(correct\)$", "red": r"\([^()]* is correct\)$", "cyan": "[▁-█]"}.items():
             shown.highlight_regex(marked, style)
         table.add_row(f"  {name}", shown)
@@ -310,7 +307,7 @@ _AMPLE = 10_000
 
 def stdout_console() -> Console:
     """A console for data: nothing in it is markup; as wide as the terminal, or _PIPE_WIDTH in a pipe."""
-    out = data_stream()
+    out = output.data_stream()
     return PrintableConsole(file=out, markup=False, highlight=False, width=None if out.isatty() else _PIPE_WIDTH)
 
 
@@ -359,4 +356,4 @@ def _in_parts(table: Table, console: Console) -> list[Table]:
 
 
 def _plain(cell: object) -> str:
-    return printable(cell.plain if isinstance(cell, Text) else str(cell))
+    return output.printable(cell.plain if isinstance(cell, Text) else str(cell))

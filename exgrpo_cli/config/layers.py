@@ -151,9 +151,8 @@ def _backbone_layer(backbone: str | None, file_layer: Layer, config_file: Path |
     _agreed("--backbone", source, _text(file_layer, "backbone.source"), config_file)
     run = Path(source).parent
     is_export = Path(source).name in ("model", "adapter") and (run / "config.toml").is_file()
-    return {
-        "backbone": {"name": run_label(run).replace("/", "-") if is_export else Path(source).name, "source": source}
-    }
+    name = run_label(run).replace("/", "-") if is_export else Path(source).name
+    return {"backbone": {"name": name, "source": source}}
 
 
 def run_label(run: Path) -> str:

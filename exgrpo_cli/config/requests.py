@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.config.names import Device
-from exgrpo_cli.config.sections import require
+from exgrpo_cli.config import names, sections
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,9 +103,9 @@ class PrepareRequest(_OfSettings):
             re.compile(self.answer_pattern or "")
         except re.error as error:
             raise InputError(f"--answer-pattern {self.answer_pattern!r} is no regular expression: {error}.") from None
-        require(0 < self.overlap <= 1, "--overlap", self.overlap, "a share above 0 and up to 1")
-        require(self.split is None or 0 < self.split < 1, "--split", self.split, "a share between 0 and 1")
-        require(self.ngram >= 1, "--ngram", self.ngram, "a number of words of at least 1")
+        sections.require(0 < self.overlap <= 1, "--overlap", self.overlap, "a share above 0 and up to 1")
+        sections.require(self.split is None or 0 < self.split < 1, "--split", self.split, "a share between 0 and 1")
+        sections.require(self.ngram >= 1, "--ngram", self.ngram, "a number of words of at least 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,7 +125,7 @@ class EvaluationRequest:
     endpoint: str | None = None
     timeout: float | None = None
     """Seconds that one whole answer of the endpoint may take."""
-    device: Device = "auto"
+    device: names.Device = "auto"
     threads: int = 1
     output: Path | None = None
     seed: int = 0
@@ -145,4 +144,4 @@ class SampleRequest:
     """None: the response limit that a run was trained with, else 512."""
     seed: int = 0
     engine: Literal["hf", "vllm"] = "hf"
-    device: Device = "auto"
+    device: names.Device = "auto"

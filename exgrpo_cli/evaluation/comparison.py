@@ -224,15 +224,14 @@ def compare(paths: Sequence[Path]) -> ResultTable:
             if model == first:
                 baseline = evaluation
             elif baseline is not None:
+                notes = differences(models[first][name].stamp, folder.stamp, may_differ=("environment.", "model."))
                 made[model, name] = {
                     "benchmark": name,
                     "first": first,
                     "second": model,
                     "scores": [score_json(results[each][name]) for each in (first, model)],
                     **_compared(baseline, evaluation),
-                    "notes": differences(
-                        models[first][name].stamp, folder.stamp, may_differ=("environment.", "model.")
-                    ),
+                    "notes": notes,
                 }
     _adjust(list(made.values()))
     return ResultTable(titles={name: title_of(name) for name in names}, models=results, comparisons=made)

@@ -1,8 +1,8 @@
 """The model that a name means: a run or its checkpoint, a model folder, a GGUF file, a backbone preset, a hub id."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from exgrpo_cli.base.errors import InputError, nearest
 from exgrpo_cli.config.layers import build_config, run_label
@@ -14,8 +14,7 @@ from exgrpo_cli.presets import preset_names
 RUNS = Path("runs")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelChoice:
+class ModelChoice(NamedTuple):
     """A model by name, and the settings it is to be loaded and asked with."""
 
     name: str

@@ -93,9 +93,8 @@ class ResultsFolder(AbstractContextManager["ResultsFolder"]):
         """Raise InputError where no results folder is nor could be made."""
         folder = cls(path)
         # A lock or half a protocol is what a set-up that was stopped leaves.
-        if path.exists() and not (
-            path.is_dir() and (folder._protocol.is_file() or all(own.name[0] == "." for own in path.iterdir()))
-        ):
+        is_own = path.is_dir() and (folder._protocol.is_file() or all(own.name[0] == "." for own in path.iterdir()))
+        if path.exists() and not is_own:
             raise InputError(f"{path} exists and is no results folder (no protocol.json): choose another --output.")
         files.require_writable(folder._protocol)
 

@@ -208,6 +208,7 @@ def _run(
 ) -> dict[str, Any]:
     """Ask what the folder does not hold yet, each finished question on disk at once, and score it."""
     protocol, records = benchmark.protocol, prepared.records
+    params = SamplingParams(temperature=protocol.temperature, top_p=protocol.top_p, max_new_tokens=prepared.max_tokens)
     total, folder = len(records), ResultsFolder.create(plan.folders[name], stamp, records)
     with folder, open_pool(protocol.grader) as pool:
         finished = folder.records()
@@ -225,9 +226,7 @@ def _run(
                     respond,
                     pool=pool,
                     answer_format=prepared.answer_format,
-                    params=SamplingParams(
-                        temperature=protocol.temperature, top_p=protocol.top_p, max_new_tokens=prepared.max_tokens
-                    ),
+                    params=params,
                     samples=protocol.samples,
                     seed=plan.request.seed,
                     on_record=lambda record: folder.append([record]),

@@ -98,6 +98,7 @@ def examine(folder: Path) -> dict[str, Any]:
     base = (broken[0]["problem"] or f"{broken[0]['name']} is needed") if broken else ""
     machine = survey_machine(look_for_gpus=not base)
     reasons = _engine_reasons({each["name"]: each for each in packages}, machine)
+    engines = [dict(name=name, usable=not (base or reason), reason=base or reason) for name, reason in reasons.items()]
     problems = [f"{each['name']} cannot be imported: {each['problem']}" for each in broken if each["problem"]]
     problems += [text for text in conflicts if text.startswith("exgrpo ")]
     problems += _lacking(machine, folder)
@@ -105,9 +106,7 @@ def examine(folder: Path) -> dict[str, Any]:
         "machine": asdict(machine),
         "packages": packages,
         "conflicts": conflicts,
-        "engines": [
-            {"name": name, "usable": not (base or reason), "reason": base or reason} for name, reason in reasons.items()
-        ],
+        "engines": engines,
         "backbones": [] if base else examine_backbones(machine),
         "problems": problems,
         "default_run_works": not problems,

@@ -21,8 +21,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from exgrpo_cli.base import cache, data
 from exgrpo_cli.config.sections.run import TinySettings
-from exgrpo_cli.models.export import sampling_defaults
-from exgrpo_cli.models.load import Progress
+from exgrpo_cli.models import export, load
 from exgrpo_cli.questions.made import countdown, pools, sums
 
 MAX_TOKENS = 8192
@@ -77,7 +76,7 @@ RECIPES = {
 }
 
 
-def build_tiny(*, settings: TinySettings, cache_dir: Path | None = None, progress: Progress | None = None) -> Path:
+def build_tiny(*, settings: TinySettings, cache_dir: Path | None = None, progress: load.Progress | None = None) -> Path:
     """The Hugging Face folder of the warm-started model: built once per settings, then taken from the cache.
 
     The first build trains for less than a minute on one thread; `progress` hears of it step by step, and of a damaged
@@ -135,11 +134,11 @@ def make_model(settings: TinySettings, tokenizer: Qwen2Tokenizer) -> Qwen2ForCau
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         model = Qwen2ForCausalLM(config)
-    model.generation_config = sampling_defaults(tokenizer.eos_token_id, tokenizer.pad_token_id)
+    model.generation_config = export.sampling_defaults(tokenizer.eos_token_id, tokenizer.pad_token_id)
     return model
 
 
-def _build(folder: Path, settings: TinySettings, recipe: WarmStartRecipe, report: Progress) -> None:
+def _build(folder: Path, settings: TinySettings, recipe: WarmStartRecipe, report: load.Progress) -> None:
     tokenizer = make_tokenizer(max_tokens=MAX_TOKENS)
     model = make_model(settings, tokenizer)
     threads = torch.get_num_threads()

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32
 
-from exgrpo_cli.base.bounds import Expired, memory_limit, time_limit
-from exgrpo_cli.base.data import tables
+from exgrpo_cli.base import bounds, data
 from exgrpo_cli.base.errors import InputError, first_line, nearest
 from exgrpo_cli.base.types import AnswerFormat, Message, Question
 from exgrpo_cli.questions.question_file import is_unicode, question_text
@@ -73,7 +72,7 @@ class PromptLimit:
         ]
 
 
-TEMPLATES = {name: Template(name=name, **said) for name, said in tables(__file__, "templates.toml").items()}
+TEMPLATES = {name: Template(name=name, **said) for name, said in data.tables(__file__, "templates.toml").items()}
 THOUGHT_SOLUTION_SYSTEM = TEMPLATES["thought-solution"].system
 
 
@@ -181,10 +180,10 @@ def _tokenized(texts: list[str], tokenizer: Tokenizer, *, add_special_tokens: bo
     """Token ids of texts. Raises InputError where the tokenizer fails, or takes far longer than any does."""
     seconds = TEMPLATE_SECONDS + sum(map(len, texts)) / _CHARS_A_SECOND
     try:
-        with time_limit(seconds):
+        with bounds.time_limit(seconds):
             # verbose=False: a prompt over the limit is our error to report, not a warning of the tokenizer.
             ids: list[list[int]] = tokenizer(texts, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
-    except Expired:
+    except bounds.Expired:
         late = f"is not done with {len(texts)} prompts after {seconds:.0f} s"
         raise InputError(f"The backbone's tokenizer {late}: use a backbone you trust.") from None
     except BaseException as error:
@@ -238,10 +237,10 @@ def _chat_texts(template: Template, asked: Sequence[Sequence[Message]], tokenize
     conversations = [[*system, *({"role": each.role, "content": each.content} for each in own)] for own in asked]
     texts: list[str] = []
     try:
-        with time_limit(TEMPLATE_SECONDS), memory_limit(TEMPLATE_BYTES):
+        with bounds.time_limit(TEMPLATE_SECONDS), bounds.memory_limit(TEMPLATE_BYTES):
             for turns in conversations:
                 texts.append(str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)))
-    except Expired:
+    except bounds.Expired:
         raise _untrusted(f"is not done with a prompt after {TEMPLATE_SECONDS:g} s") from None
     except MemoryError:
         raise _untrusted(f"needs more than {TEMPLATE_BYTES / 2**30:g} GiB for a prompt") from None

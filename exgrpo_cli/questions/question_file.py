@@ -247,17 +247,15 @@ def _iter_questions(path: Path, layout: FileLayout) -> Iterator[tuple[str, Quest
                 "a verifier has what that needs (countdown: numbers and a target, gym: an entry)."
             )
         prompt = prompt_of(values["prompt"], where)
-        yield (
-            where,
-            Question(
-                id=values.get("id") or question_id(prompt, values["answer"]),
-                prompt=prompt,
-                answer=values["answer"],
-                source=values["source"],
-                level=None if level is None else str(level),
-                metadata=metadata,
-            ),
+        question = Question(
+            id=values.get("id") or question_id(prompt, values["answer"]),
+            prompt=prompt,
+            answer=values["answer"],
+            source=values["source"],
+            level=None if level is None else str(level),
+            metadata=metadata,
         )
+        yield where, question
 
 
 def prompt_of(turns: Sequence[Mapping[str, Any]] | None, where: str) -> tuple[Message, ...]:

@@ -16,7 +16,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -43,17 +42,16 @@ FetchProgress = Callable[[int, int], None]
 """(bytes fetched, bytes in all)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """Local files that hold the rows of one question set."""
 
     name: str
     """Source of questions that name none of their own."""
+    files: tuple[Path, ...]
     revision: str | None = None
     """Commit on the hub; None for local files."""
     split: str | None = None
     """Configuration and split that were chosen, where there was a choice."""
-    files: tuple[Path, ...]
 
     def to_json(self) -> dict[str, str | None]:
         """Description in reports and metadata."""

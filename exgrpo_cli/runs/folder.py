@@ -219,9 +219,8 @@ def writing(path: Path) -> Iterator[None]:
             raise
         full = not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
         mend = "free some space" if full else "make it writable"
-        raise files.cannot_write(
-            path, error, f"Earlier checkpoints are whole: {mend}, then go on with --resume."
-        ) from error
+        then = f"Earlier checkpoints are whole: {mend}, then go on with --resume."
+        raise files.cannot_write(path, error, then) from error
 
 
 CHECKSUMS_FILE = "checksums.json"

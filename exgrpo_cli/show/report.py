@@ -311,9 +311,8 @@ def _runs(study: Study, broken: list[tuple[Path, str]], linked: bool) -> Iterato
     folders = [run.folder.relative_to(study.folder) for run in study.runs]
     yield page.Links({f"{folder}/": "the run" for folder in folders}, linked)
     if study.runs:
-        yield page.Paragraph(
-            "A run's own page: exgrpo report STUDY/ARM/seed-N. Buffers: exgrpo replay-stats STUDY/ARM/seed-*"
-        )
+        buffers = "Buffers: exgrpo replay-stats STUDY/ARM/seed-*"
+        yield page.Paragraph(f"A run's own page: exgrpo report STUDY/ARM/seed-N. {buffers}")
 
 
 def _arms(study: Study) -> Iterator[page.Block]:

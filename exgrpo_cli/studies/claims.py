@@ -12,8 +12,7 @@ import numpy as np
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import values_digest
-from exgrpo_cli.config.layers import read_config
-from exgrpo_cli.config.sections import POSITIVE
+from exgrpo_cli.config import layers, sections
 from exgrpo_cli.presets import load_preset, preset_names
 from exgrpo_cli.runs.result import RunResult
 from exgrpo_cli.studies import endpoints
@@ -41,8 +40,8 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         endpoints.endpoint_named(self.endpoint)
-        POSITIVE.check("contrast.smallest_effect", self.smallest_effect)
-        POSITIVE.check("contrast.spread", self.spread)
+        sections.POSITIVE.check("contrast.smallest_effect", self.smallest_effect)
+        sections.POSITIVE.check("contrast.spread", self.spread)
         if self.arm == self.control:
             raise InputError(f"contrast of {self.arm!r} with itself: name another control, or a reference.")
 
@@ -204,7 +203,7 @@ def read_claim(name: str, backbone: str | None = None) -> Claim:
     of_file, stem = name.endswith(".toml"), Path(name).stem
     if of_file and stem in preset_names("claims"):
         raise InputError(f"--claim {name}: a shipped claim is called {stem} too: give the file another name.")
-    claim = claim_of(stem, read_config(Path(name)) if of_file else load_preset("claims", name), of_file=of_file)
+    claim = claim_of(stem, layers.read_config(Path(name)) if of_file else load_preset("claims", name), of_file=of_file)
     if own := claim.on.get(backbone or ""):
         # What is stated of another backbone is fixed by itself.
         kept = {name: table for name, table in claim.stated.items() if name != "fixed"}

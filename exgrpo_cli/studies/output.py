@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.table import Column, Table
 
-from exgrpo_cli.base.files import write_json, write_text
-from exgrpo_cli.base.output import in_markdown
-from exgrpo_cli.base.statistics import t_interval
+from exgrpo_cli.base import files, output, statistics
 from exgrpo_cli.runs.result import CurvePoint, verdict_of
 from exgrpo_cli.show.figures.comparisons import ArmScore, arm_comparison, arm_curves, claims_figure
 from exgrpo_cli.show.figures.run import memorising_figure
@@ -35,20 +33,20 @@ def report_study(study: Study) -> Numbers:
     """Compare the finished runs and write the comparison into the study's folder."""
     study.keep_results()
     report = compare_runs(study)
-    write_json(study.folder / "results.json", report)
-    name = in_markdown(study.name)
+    files.write_json(study.folder / "results.json", report)
+    name = output.in_markdown(study.name)
     checked = [(run, told) for run in study.runs if (told := verdict_of(run.folder))]
     parts = [
         *([f"# {name}: claims", markdown(claim_rows(report["claims"].values()))] if study.claims else []),
         f"# {name}: {TITLE}",
-        *(f"**{in_markdown(warning)}**" for warning in report["warnings"]),
+        *(f"**{output.in_markdown(warning)}**" for warning in report["warnings"]),
         markdown(score_rows(report)),
         markdown(endpoint_rows(report)),
         f"Spent: {budgets(study)}.",
         markdown(spending_rows(report)),
         *(f"`exgrpo verify`, {run.arm.name}, seed {run.seed}: {told}." for run, told in checked),
     ]
-    write_text(study.folder / "report.md", "\n\n".join(part.strip() for part in parts) + "\n")
+    files.write_text(study.folder / "report.md", "\n\n".join(part.strip() for part in parts) + "\n")
     for name, figure in study_figures(study, report).items():
         save(figure, study.folder, name)
     return report
@@ -194,7 +192,7 @@ def rich_table(rows: Rows, title: str) -> Table:
 def markdown(rows: Rows) -> str:
     """Rows as a Markdown table."""
     ruled = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
-    return "\n".join("| " + " | ".join(map(in_markdown, row)) + " |" for row in ruled) + "\n"
+    return "\n".join("| " + " | ".join(map(output.in_markdown, row)) + " |" for row in ruled) + "\n"
 
 
 def study_figures(study: Study, report: Numbers) -> "dict[str, Figure]":
@@ -239,7 +237,7 @@ def arm_curve(name: str, results: Results, regime: str = "") -> ArmScore:
         by_step.setdefault(point.step, []).append(point)
     columns = [by_step[step] for step in sorted(by_step) if len(by_step[step]) == len(curves)]
     columns += [[curve[-1] for curve in curves]] if curves else []
-    intervals = [t_interval([point.pass_at_1 for point in column], bounds=(0.0, 1.0)) for column in columns]
+    intervals = [statistics.t_interval([point.pass_at_1 for point in column], bounds=(0.0, 1.0)) for column in columns]
     return ArmScore(
         name=name,
         regime=regime,

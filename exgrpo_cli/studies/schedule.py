@@ -87,7 +87,7 @@ class Processes:
 
         The signal that killed it, which had no time to say so, or else the last line of its log.
         """
-        code = job.returncode or 0
+        code = job.poll() or 0
         if code < 0:
             return f"ended by a signal ({signal.strsignal(-code)})"
         return last_line(run.log) if code else None

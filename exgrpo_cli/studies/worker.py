@@ -189,13 +189,8 @@ def start_process(command: Sequence[str], log: Path) -> "subprocess.Popen[bytes]
 class Fork(ForkServerProcess):
     """A run as a fork of the server, with the names of a Popen that a study uses."""
 
-    @property
-    def returncode(self) -> int | None:
-        """Exit code, of one that a signal ended the negative signal; None while it runs."""
-        return self.exitcode
-
     def poll(self) -> int | None:
-        """The exit code."""
+        """Exit code, of one that a signal ended the negative signal; None while it runs."""
         return self.exitcode
 
     def wait(self) -> None:

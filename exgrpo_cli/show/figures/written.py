@@ -8,8 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exgrpo_cli.base.files import write_text, write_whole
-from exgrpo_cli.base.output import printable
+from exgrpo_cli.base import files, output
 from exgrpo_cli.show.figures.style import TITLE, TITLE_LINE, styled, told_of
 
 if TYPE_CHECKING:
@@ -29,11 +28,11 @@ def make_readable(figure: "Figure") -> None:
 
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
         labels = [label.get_text() for label in axis.get_ticklabels()]
-        if any(printable(label) != label for label in labels):
+        if any(output.printable(label) != label for label in labels):
             # Their texts are made anew at every drawing.
-            axis.set_ticks(axis.get_majorticklocs(), list(map(printable, labels)))
+            axis.set_ticks(axis.get_majorticklocs(), list(map(output.printable, labels)))
     for text in (each for each in figure.findobj(Text) if isinstance(each, Text)):
-        text.set_text(printable(text.get_text()))
+        text.set_text(output.printable(text.get_text()))
         if text.get_text().count("$") > 1 and not _is_formula(text.get_text()):
             text.set_parse_math(False)
 
@@ -89,7 +88,7 @@ def _areas(axes: "Axes", height: float, scale: float) -> str:
         for place, words in told_of(axes, row=row):
             at = axes.transData.transform((0.0, place) if row else (place, 0.0))
             lines = told.setdefault(float(at[int(row)]), [])
-            lines += [line for line in printable(words).split("\n") if line not in lines]
+            lines += [line for line in output.printable(words).split("\n") if line not in lines]
         places = sorted(told)
         edges = [start, *((one + other) / 2 for one, other in itertools.pairwise(places)), end]
         for place, (low, high) in zip(places, itertools.pairwise(edges), strict=False):
@@ -109,10 +108,10 @@ def save(figure: "Figure", folder: Path, name: str, formats: Sequence[str] = ("p
         for suffix in formats:
             path = folder / f"{name}.{suffix}"
             if suffix == "svg":
-                write_text(path, as_svg(figure, UNDATED["svg"]))
+                files.write_text(path, as_svg(figure, UNDATED["svg"]))
             else:
                 dpi, metadata = PNG_DPI if suffix == "png" else "figure", UNDATED.get(suffix)
                 look: dict[str, Any] = {"dpi": dpi, "metadata": metadata, "bbox_inches": _whole(figure)}
-                write_whole(path, partial(figure.savefig, format=suffix, **look))
+                files.write_whole(path, partial(figure.savefig, format=suffix, **look))
             paths.append(path)
     return paths
