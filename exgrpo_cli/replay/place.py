@@ -97,8 +97,8 @@ class Asked:
     """Log-probs and entropies (nats) of stored rows under the current policy, before this step's updates."""
     scores: dict[int, TokenScores] = field(default_factory=dict)
     """Those asked for so far, by trajectory id."""
-    left_out: frozenset[int] = frozenset()
-    """Trajectories that a fork leaves out."""
+    instead: Mapping[int, int | None] = field(default_factory=dict)
+    """Trajectories that a fork has train in the place of others; None leaves one out."""
 
     def scored(self, trajectories: Sequence[Trajectory]) -> Mapping[int, TokenScores]:
         """The step's scores, those of the trajectories that had none yet added."""
@@ -115,9 +115,12 @@ class Asked:
 
     def replayed(self, trajectory: Trajectory, weight: float = 1.0) -> Replayed:
         """A row with the denominator of its ratio, which `scored` must have seen where that is pi_old."""
+        other = self.instead.get(trajectory.trajectory_id, trajectory.trajectory_id)
+        if other not in (None, trajectory.trajectory_id):
+            [trajectory] = self.store.load([other])
+            self.scored([trajectory] if self.from_old else [])
         logprobs = self.scores[trajectory.trajectory_id].logprobs if self.from_old else trajectory.behaviour_logprobs
-        left_out = trajectory.trajectory_id in self.left_out
-        return Replayed(trajectory=trajectory, behaviour_logprobs=logprobs, weight=weight, left_out=left_out)
+        return Replayed(trajectory=trajectory, behaviour_logprobs=logprobs, weight=weight, left_out=other is None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ update. Its effect is the outcome of the factual branch less that of the branch 
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -53,25 +53,42 @@ nats, and pass@1."""
 
 
 def fork(
-    run: Path, config: Config, bases: list[int], steps: int, rows: int, seed: int, jobs: int, to: Path, tell: Reporter
+    run: Path,
+    config: Config,
+    bases: list[int],
+    steps: int,
+    rows: int,
+    seed: int,
+    jobs: int,
+    to: Path,
+    tell: Reporter,
+    *,
+    instead: bool = False,
 ) -> dict[str, Any]:
     """Effects, `steps` steps later, of what the step after each of `bases` replayed, of at most `rows` units of it (0:
     all), drawn by `seed`; what `exgrpo fork --json` prints. `config` is the run's own.
 
+    An effect is beside a branch without the unit, or with `instead` beside one in which another row of its question
+    trains that could have been chosen.
+
     Raises InputError for what cannot be made again, RunError where a step comes out otherwise than it did.
     """
     require_forkable(run, config, bases, steps)
-    ledger, wanted = reader.LedgerReader(run / "replay"), dict[tuple[int, int], Unit]()
+    ledger, wanted = reader.LedgerReader(run / "replay"), dict[tuple[int, int, int | None], Unit]()
     for base in bases:
         if not (units := replayed_units(ledger, base, groups=config.replay.draws_groups)):
             raise InputError(f"step {base + 1} of {run} replayed nothing: there is nothing to leave out.")
-        drawn = np.random.default_rng((seed, base)).permutation(len(units))[: rows or None]
-        wanted |= {(base, units[at]["unit_id"]): units[at] for at in sorted(drawn)}
+        rng = np.random.default_rng((seed, base))
+        if instead and not (units := with_others(ledger, base, units, rng)):
+            raise InputError(f"step {base + 1} of {run} had one row to choose from for each question: none is another.")
+        drawn = rng.permutation(len(units))[: rows or None]
+        wanted |= {(base, units[at]["unit_id"], units[at]["instead"]): units[at] for at in sorted(drawn)}
     to.mkdir(parents=True, exist_ok=True)
     log, saved = to / "forks.jsonl", to / "forks.parquet"
 
-    def made() -> dict[tuple[int, int], Unit]:
-        lines = {(line["step"], line["unit_id"]): line for line in files.read_json_lines(log) if line["steps"] == steps}
+    def made() -> dict[tuple[int, int, int | None], Unit]:
+        found = [line for line in files.read_json_lines(log) if line["steps"] == steps]
+        lines = {(line["step"], line["unit_id"], line.get("instead")): line for line in found}
         return {key: lines[key] for key in wanted if key in lines}
 
     with files.take(FileLock(to / ".lock"), f"{to} is being written by another process."), ExitStack() as stack:
@@ -123,10 +140,19 @@ def replayed_units(ledger: reader.LedgerReader, base: int, *, groups: bool) -> l
         advantages = [abs(np.nan if row["advantage"] is None else row["advantage"]) for row in rows]
         known = [np.mean(entropies), np.mean(advantages), np.nan if headroom is None else headroom]
         known += [base + 1 - rows[0]["step_born"], sum(row["num_tokens"] for row in rows), rows[0]["k"]]
-        told = {"step": base, "unit_id": unit, "question_id": rows[0]["question_id"]}
+        told = {"step": base, "unit_id": unit, "question_id": rows[0]["question_id"], "instead": None}
         told |= {name: float(own) if np.isfinite(own) else None for name, own in zip(FEATURES, known, strict=True)}
         units.append(told | {"ids": [row["trajectory_id"] for row in rows]})
     return units
+
+
+def with_others(ledger: reader.LedgerReader, base: int, units: Sequence[Unit], rng: np.random.Generator) -> list[Unit]:
+    """The units whose questions had other candidates in the step after `base`, each with one of these, drawn evenly."""
+    passed_over = ledger.scores().filter((pc.field("step") == base + 1) & ~pc.field("chosen"))
+    lists = passed_over.group_by("question_id").aggregate([("trajectory_id", "list")]).to_pylist()
+    others = {row["question_id"]: row["trajectory_id_list"] for row in lists}
+    known = [unit for unit in units if unit["question_id"] in others]
+    return [unit | {"instead": int(rng.choice(others[unit["question_id"]]))} for unit in known]
 
 
 def _end_with_parent() -> None:
@@ -142,19 +168,23 @@ def make_branches(run: Path, config: Config, steps: int, log: Path, units: Seque
     """
     recorded = {line["step"]: line for line in RunFolder.existing(run).metrics_lines()}
     with branching(run, config, units[0]["step"], steps) as branch:
-        factual = branch(())
+        factual = branch({})
         for line in factual[0]:
             told = {key: value for key, value in line.items() if not key.startswith("time/")}
             if told.items() - recorded[line["step"]].items():
                 raise RunError(f"step {line['step']} of {run} comes out otherwise: exgrpo verify says where.")
         for unit in units:
             line = {"run": str(run), "steps": steps, **unit}
-            files.append_json_lines(log, [line | effect(factual, branch(line.pop("ids")))])
+            without = branch(dict.fromkeys(line.pop("ids"), line["instead"]))
+            files.append_json_lines(log, [line | effect(factual, without)])
 
 
 @contextmanager
-def branching(run: Path, config: Config, base: int, steps: int) -> Iterator[Callable[[Collection[int]], Outcome]]:
-    """Yields the function that makes a branch, whose first step trains without some trajectories, by their ids."""
+def branching(
+    run: Path, config: Config, base: int, steps: int
+) -> Iterator[Callable[[Mapping[int, int | None]], Outcome]]:
+    """Yields the function that makes a branch, in whose first step other trajectories (None: nothing) train instead of
+    some, by their ids."""
     with TemporaryDirectory(prefix="exgrpo-fork-") as folder, ExitStack() as stack:
         there = RunFolder(Path(folder) / "run")
         own, plan = settle.settle(verify.copy_until(run, there.path, config, base), survey.survey_machine())
@@ -168,17 +198,17 @@ def branching(run: Path, config: Config, base: int, steps: int) -> Iterator[Call
         (old := parts.main_store).close()
         opened = partial(Store, old.folder, identity=old.writer.identity, rules=old.rules, barred=old.barred)
 
-        def branch(left_out: Collection[int]) -> Outcome:
+        def branch(instead: Mapping[int, int | None]) -> Outcome:
             parts.generator.sleep()
             state = checkpoint.load_checkpoint(there.checkpoints / checkpoint.folder_name(base), parts)
             parts.policy.offload()
             parts.sync()
             lines, clock = list[dict[str, Any]](), metrics.Clock(lambda phase: nullcontext())
             with opened(question_ids=old.questions.numbers, at_step=base) as store:
-                now = replace(parts, store=store, left_out=frozenset(left_out))
+                now = replace(parts, store=store, instead=instead)
                 while len(lines) < steps and (made := loop.run_step(now, state, state.step + 1, clock)):
                     lines.append(made[0])
-                    now = replace(now, left_out=frozenset())
+                    now = replace(now, instead={})
             gold = [scores.logprobs for scores in parts.policy.score(golds)]
             parts.policy.offload()
             answers = metrics.answered(parts, parts.heldout)

@@ -158,8 +158,8 @@ class Parts:
     """Rank 0's; None on the others, and before it is opened."""
     rngs: Mapping[str, np.random.Generator]
     ranks: Ranks = ALONE
-    left_out: frozenset[int] = frozenset()
-    """Stored trajectories that do not train although they are drawn (`training/fork.py`)."""
+    instead: Mapping[int, int | None] = field(default_factory=dict)
+    """Stored trajectories that train in the place of those drawn, None for nothing (`training/fork.py`)."""
 
     @property
     def main_store(self) -> Store:
@@ -202,7 +202,7 @@ class Parts:
                     from_old=self.config.objective.importance == "old",
                     rngs=self.rngs,
                     score=score,
-                    left_out=self.left_out,
+                    instead=self.instead,
                 )
             )
 

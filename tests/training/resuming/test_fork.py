@@ -15,11 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
+from exgrpo_cli.algo.batching import MiniBatch
 from exgrpo_cli.base import statistics
 from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.base.types import AnswerFormat
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.config.settings import Config
+from exgrpo_cli.engines.policy.policy import Policy, UpdateReport
 from exgrpo_cli.grading.verifiers import valid_trace
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.questions.made import make_split
@@ -66,7 +68,7 @@ def test_the_factual_branch_is_the_run_itself_and_one_without_a_unit_is_not(run,
     monkeypatch.setattr(fork.metrics, "answered", noted)
     [unit, *_] = fork.replayed_units(LedgerReader(run / "replay"), 2, groups=config.replay.draws_groups)
     with fork.branching(run, config, 2, 2) as branch:
-        factual, without, again = branch(()), branch(unit["ids"]), branch(())
+        factual, without, again = branch({}), branch(dict.fromkeys(unit["ids"])), branch({})
     saved = load_file(run / "checkpoints/step-000004/model/model.safetensors")
     same = [all(np.array_equal(made[name], saved[name]) for name in saved) for made in weights]
     assert same == [True, False, True]
@@ -77,6 +79,37 @@ def test_the_factual_branch_is_the_run_itself_and_one_without_a_unit_is_not(run,
     one, other = factual[0][0], without[0][0]
     assert one["tokens/generated"] == other["tokens/generated"]
     assert one["tokens/trained"] > other["tokens/trained"]
+
+
+def test_another_row_trains_in_the_place_of_one(run, tmp_path, capsys, monkeypatch) -> None:
+    """One that its question held and did not choose; the row itself in its own place is the run to the bit."""
+    if run.name != "exgrpo":
+        assert exgrpo(["fork", str(run), "--step", "2", "--instead", "--output", str(tmp_path)]) == 2
+        assert "had one row to choose from for each question: none is another" in capsys.readouterr().err
+        return
+    ledger, bases, updated = LedgerReader(run / "replay"), [2, 3], []
+    scores = ledger.scores().to_pandas()
+    update = Policy.update
+
+    def noted(policy: Policy, batch: MiniBatch) -> UpdateReport:
+        updated.extend([row.sequence.response_ids.tolist() for row in batch.rows if row.replayed])
+        return update(policy, batch)
+
+    monkeypatch.setattr(Policy, "update", noted)
+    for base in bases:
+        units = fork.replayed_units(ledger, base, groups=False)
+        for unit in fork.with_others(ledger, base, units, np.random.default_rng(0)):
+            [row] = scores[(scores.step == base + 1) & (scores.trajectory_id == unit["instead"])].to_dict("records")
+            assert (row["question_id"], row["chosen"]) == (unit["question_id"], False)
+            with fork.branching(run, resumed_config(run), base, 1) as branch:
+                factual, [own] = branch({}), unit["ids"]
+                trained, updated[:] = updated[:], []
+                other, changed = branch({own: unit["instead"]}), updated[:]
+                assert fork.effect(factual, branch({own: own}))["drift"] == 0 < fork.effect(factual, other)["drift"]
+            here, there = (ledger.bodies([each])[0][0].tolist() for each in (own, unit["instead"]))
+            assert sorted([*changed, here]) == sorted([*trained, there])
+            return
+    pytest.fail("no question held two rows")
 
 
 def test_killed_and_gone_on_with_it_ends_in_the_same_table(run, tmp_path, capsys) -> None:
