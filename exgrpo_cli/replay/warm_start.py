@@ -22,6 +22,7 @@ from exgrpo_cli.ledger.reader import LedgerReader, read_catalogue
 from exgrpo_cli.ledger.writer import bodies_batch
 from exgrpo_cli.replay.by_unit import UnitPlace, priorities_at_birth
 from exgrpo_cli.replay.place import Place
+from exgrpo_cli.replay.prefix import Prefix
 from exgrpo_cli.replay.rows import GONE, Questions, rebuild
 
 if TYPE_CHECKING:
@@ -61,8 +62,9 @@ def warm_start(store: "Store", source: Path, objective: ObjectiveSettings, max_r
             f"{source}: {num} of its {stored.sum()} trajectories have no reward, and a reward that was never given "
             "is not replayed; write it into the column reward of trajectories/, or name another run"
         )
-    rewarded = stored & (rows["correct"] | rules.replays_failures)
-    short = rewarded & (rows["num_tokens"] <= max_response_tokens)
+    other = "successes" if rules.store == "failures" else "failures"
+    of_kind = stored & ((rows["correct"] == (other == "failures")) | rules.replays_failures)
+    short = of_kind & (rows["num_tokens"] <= max_response_tokens)
     kept = np.flatnonzero(short)
     if rules.draws_groups:
         # Visits all of whose rows are there.
@@ -85,8 +87,8 @@ def warm_start(store: "Store", source: Path, objective: ObjectiveSettings, max_r
     store.writer.write(schemas.WARM_START_STEP, tables, bodies, len(kept))
     store.restore(read_catalogue(store.folder), question_ids)
     left_out = {
-        "too long": (rewarded & ~short).sum(),
-        "failures": (stored & ~rewarded).sum(),
+        "too long": (of_kind & ~short).sum(),
+        other: (stored & ~of_kind).sum(),
         "of groups that were not kept whole": short.sum() - len(kept),
     }
     return (
@@ -103,7 +105,7 @@ def _readers(rules: Place, objective: ObjectiveSettings) -> Iterator[tuple[str, 
             yield "log-probs", f"replay.{key} = {bound}"
     if isinstance(rules, UnitPlace) and rules.priority == "headroom":
         yield "log-probs", "replay.priority = 'headroom'"
-    if objective.importance == "behaviour" and not imitates:
+    if objective.importance == "behaviour" and not (imitates or isinstance(rules, Prefix)):
         yield "log-probs", "objective.importance = 'behaviour'"
     if isinstance(rules, UnitPlace) and rules.priority in ("advantage", "signal", "headroom"):
         yield "an advantage", f"replay.priority = {rules.priority!r}"

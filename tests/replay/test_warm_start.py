@@ -11,7 +11,7 @@ from store_calls import candidates_of, record, row_of, visit_of
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
-from exgrpo_cli.replay import append, join, warm_start
+from exgrpo_cli.replay import append, join, prefix, warm_start
 from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.replay.store import Store, StoreCounts, Visit
 
@@ -130,6 +130,22 @@ def test_rewards_below_0_are_no_chances(tmp_path: Path) -> None:
                     warm_start.warm_start(buffer, source, ObjectiveSettings(), 10)
             else:
                 assert ": 2 trajectories" in warm_start.warm_start(buffer, source, ObjectiveSettings(), 10)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lengths", "left_out"), [("successes", [3], "1 failures"), ("failures", [2], "1 successes")]
+)
+def test_beginnings_are_of_the_stored_kind(tmp_path: Path, kind: str, lengths: list[int], left_out: str) -> None:
+    """No ratio is taken of them: they come without log-probs too."""
+    rows = [row_of(1, 2, 3, logprob=np.nan), row_of(1, 2, logprob=np.nan, reward=0)]
+    with Store(tmp_path / "source", identity=SOURCE, rules=join.Join(store="all"), question_ids=QUESTIONS) as pool:
+        record(pool, visit_of("a", 1, rows))
+        pool.flush(1)
+    rules = prefix.Prefix(store=kind, retirement=False)
+    with Store(tmp_path / "new", identity=TARGET, rules=rules, question_ids=QUESTIONS) as buffer:
+        told = warm_start.warm_start(buffer, tmp_path / "source", ObjectiveSettings(), 8)
+        assert told.endswith(f": 1 trajectories of 1 questions, 0 retired; left out: {left_out}")
+        assert candidates_of(buffer, "a").num_tokens.tolist() == lengths
 
 
 def test_one_that_was_being_written_when_the_process_died_is_not_half_read(source: Path, tmp_path: Path) -> None:
