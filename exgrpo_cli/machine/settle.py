@@ -265,12 +265,13 @@ def first_replay_step(config: Config, num_questions: int) -> int:
     begins = max(replay.warmup_steps, int(replay.start_threshold > 0)) + 1
     if replay.warm_start:
         return begins
-    stores = 1 if replay.collect_before_start else begins
+    stores, upper = 1 if replay.collect_before_start else begins, replay.upper(rollout.group_size)
+    fewest = rollout.group_size - upper if replay.store == "failures" else replay.lower_bound + 1
     if isinstance(replay, Join):
-        of_a_visit = rollout.group_size if replay.store == "all" else replay.upper(rollout.group_size)
+        of_a_visit = rollout.group_size if replay.store == "all" else upper
         visits, turns = math.ceil(replay.min_stored / of_a_visit), 0
-    elif isinstance(replay, Prefix) and not replay.at_most:
-        # It was solved at one visit and is no longer at the next, or the other way round.
+    elif isinstance(replay, Prefix) and replay.at_most < fewest:
+        # No visit both stores rows and leaves its question one that is begun.
         visits, turns = 1, 1
     else:
         return max(begins, stores + 1)
