@@ -1,8 +1,10 @@
 """What marks the stored rows whose replay helped: numbers of entry 41 of the lab notebook.
 
-    python docs/results/memories.py REGIME=RUN,RUN,... [REGIME=...] --forks FOLDER
+    python docs/results/memories.py docs/results/memories/*.csv
+    python docs/results/memories.py FOLDER/REGIME-* FORKS
 
-Each RUN has its table of forks in FOLDER/<name of RUN>/forks.jsonl (`exgrpo fork RUN --output ...`).
+The second writes the tables that the first reads, of runs FOLDER/REGIME-SEED, each of which has its forks in
+FORKS/REGIME-SEED/forks.jsonl (`exgrpo fork RUN --output ...`).
 """
 
 import sys
@@ -27,7 +29,8 @@ def rows_of(run: Path, forks: Path) -> pd.DataFrame:
     made["headroom"] = [float(1 - np.exp(logprobs.astype(np.float64)).mean()) for _, logprobs in bodies]
     made["length"], made["rarity"], made["run"] = made.num_tokens, -made.k, run.name
     made["shown"] = (made.effect_logprob_low > 0) | (made.effect_logprob_high < 0)
-    return made[["run", "step", *FEATURES, "effect_logprob", "effect_pass_at_1", "drift", "shown"]]
+    columns = ["run", "step", "unit_id", *FEATURES, "effect_logprob", "effect_pass_at_1", "drift", "shown"]
+    return made[columns].sort_values(["step", "unit_id"])
 
 
 def within_steps(rows: pd.DataFrame, name: str) -> pd.Series:
@@ -65,11 +68,23 @@ def priority(fitted_on: pd.DataFrame, tested_on: pd.DataFrame) -> tuple[pd.Serie
     return within_steps(guessed, "priority"), weights
 
 
+def tables_of(given: list[Path]) -> dict[str, pd.DataFrame]:
+    """The rows of each regime, from its table, or from runs and the folder of their forks, of which tables are made."""
+    if given[0].suffix == ".csv":
+        return {path.stem: pd.read_csv(path) for path in given}
+    *runs, forks = given
+    found: dict[str, list[pd.DataFrame]] = {}
+    for run in runs:
+        found.setdefault(run.name.rpartition("-")[0], []).append(rows_of(run, forks))
+    tables = {regime: pd.concat(rows) for regime, rows in found.items()}
+    for regime, rows in tables.items():
+        rows.to_csv(Path(__file__).parent / "memories" / f"{regime}.csv", index=False, float_format="%.6g")
+    return tables
+
+
 def main(given: list[str]) -> None:
     """Print the numbers of every regime."""
-    at = given.index("--forks")
-    forks, named = Path(given[at + 1]), [each.split("=") for each in given[:at]]
-    found = {name: pd.concat([rows_of(Path(run), forks) for run in runs.split(",")]) for name, runs in named}
+    found = tables_of([Path(each) for each in given])
     p_values: dict[tuple[str, str], float] = {}
     for regime, rows in found.items():
         means, helped = rows[["effect_logprob", "effect_pass_at_1", "drift"]].mean(), (rows.effect_logprob > 0).mean()
