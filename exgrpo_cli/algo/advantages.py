@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Float32, Float64
+from scipy.special import betaln
 
 STD_EPSILON = 1e-6
 """Keeps the normalised form finite in a group of equal rewards; GRPO's own constant."""
@@ -82,6 +83,18 @@ class SuccessHistory(NamedTuple):
     def pass_rate(self) -> float:
         """p = alpha / (alpha + beta)."""
         return self.alpha / (self.alpha + self.beta)
+
+
+GATES: dict[str, Callable[[SuccessHistory, int], float]] = {
+    "none": lambda history, k: 1.0,
+    "unsolved": lambda history, k: float(history.alpha == 1),
+    # k E[(1 - p)^(k - 1)], the gain of pass@k by p, where p ~ Beta(alpha, beta): 1 before the first visit.
+    "boundary": lambda history, k: float(
+        min(1.0, k * np.exp(betaln(history.alpha, history.beta + k - 1) - betaln(history.alpha, history.beta)))
+    ),
+}
+"""Factor of a group's advantages by the question's undiscounted history before this visit, and k, by the gate's name
+(arXiv 2606.15455)."""
 
 
 def history_advantages(

@@ -18,7 +18,7 @@ from exgrpo_cli.config.sections import FINITE, check
 from exgrpo_cli.config.sections import data as questions
 from exgrpo_cli.config.sections import run as runs
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
-from exgrpo_cli.replay import append, join, prefix, refill, replace
+from exgrpo_cli.replay import append, join, prefix, refill, replace, revisit
 
 Layer = Mapping[str, Any]
 ROUNDING_GAPS = {"float32": 1e-6, "bfloat16": 5e-3}
@@ -70,7 +70,7 @@ class Config:
     lora: runs.LoraSettings = field(default_factory=runs.LoraSettings)
     rollout: runs.RolloutSettings = field(default_factory=runs.RolloutSettings)
     grading: runs.GradingSettings = field(default_factory=runs.GradingSettings)
-    replay: replace.Replace | join.Join | append.Append | refill.Refill | prefix.Prefix = field(
+    replay: replace.Replace | join.Join | append.Append | refill.Refill | prefix.Prefix | revisit.Revisit = field(
         default_factory=replace.Replace
     )
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
@@ -126,6 +126,7 @@ def contradictions(config: Config) -> Iterator[tuple[str, str, str]]:
         "own weights": by_adapter and rollout.engine == "hf",
         "one label": len(set(labels)) < len(labels),
         "no successes": bool(config.grading.rewards) and objective.baseline == "history",
+        "no successes to gate by": bool(config.grading.rewards) and objective.gate != "none",
         "nothing to train": objective.baseline in ("virtual", "confidence") and rollout.max_rounds > 1,
         "rank": by_adapter and rank > runs.VLLM_RANKS[-1],
     }
@@ -136,6 +137,7 @@ def contradictions(config: Config) -> Iterator[tuple[str, str, str]]:
             "never solved": isinstance(replay, prefix.Prefix) and replay.store == "failures" and replay.retirement,
             "waiting rows": rollout.carry_over > 0 and objective.importance == "old",
             "no visit": objective.baseline in ("history", "confidence"),
+            "solved before": objective.gate != "none",
             "two fillers": isinstance(replay, refill.Refill) and rollout.max_rounds > 1,
             "imitated": objective.replay_surrogate == "likelihood" and replay.replays_failures,
         }

@@ -19,7 +19,7 @@ from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.types import TokenScores, Trajectory
 from exgrpo_cli.config.names import PREFIX, replay_function
 from exgrpo_cli.config.sections import NON_NEGATIVE, POSITIVE, SET, Needs, setting
-from exgrpo_cli.replay.place import Asked, Experience, Metrics, Place, checked_numbers
+from exgrpo_cli.replay.place import Asked, Experience, Metrics, Place, checked_numbers, whole_share
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,26 +209,45 @@ def effective_sample_share(chosen: Sequence[Trajectory], current: Sequence[Token
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuestionPlace(Place):
-    """Base of the places that choose among a question's stored rows."""
+    """Base of the places that draw questions."""
 
     eviction: Literal["oldest", "highest-entropy", "longest", "random"] = "oldest"
+    max_per_question: int = setting(0, NON_NEGATIVE)
+    """Most trajectories kept per question; 0 is unbounded, as in the paper."""
+    cooldown: int = setting(0, NON_NEGATIVE)
+    """Steps a question rests after a replay, with `revisit` after it was stored too; 0 is none."""
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether selection looks at entropies or likelihoods, which take a forward pass."""
+        return False
+
+    def drawn(self, asked: Asked, sampler: Sampler, ratio: float) -> tuple[str, ...]:
+        """At most floor(ratio * B) questions drawn by a sampler, without those whose group is under way.
+
+        Raises RunError where a sampler of the user's breaks its promises.
+        """
+        num = whole_share(ratio, asked.questions_per_step)
+        drawn = asked.store.draw_questions(sampler, num, asked.step, asked.rngs["draw"])
+        return tuple(question_id for question_id in drawn if question_id not in asked.under_way)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowPlace(QuestionPlace):
+    """Base of the places that choose among a question's stored rows."""
+
     metric: str = setting("ent", (*METRICS, PREFIX), {"reward": Needs("all rewards are equal", store=("all", "none"))})
     """Metric that chooses the trajectory of a question: `ent`, `ent-sum`, `ppl`, `length`, `random`, `reward`,
     `age`, or `python:m:f`."""
     direction: Literal["min", "max"] = "min"
     """Whether the lowest or the highest metric is chosen."""
-    max_per_question: int = setting(0, NON_NEGATIVE)
-    """Most trajectories kept per question; 0 is unbounded, as in the paper."""
     max_score_staleness: int = setting(0, NON_NEGATIVE)
     """Weight versions a measured entropy may lag behind before it is measured again; 0 is exact."""
-    cooldown: int = setting(0, NON_NEGATIVE)
-    """Steps a question rests after a replay; 0 is none."""
 
     per_question = 1
 
     @property
     def needs_scores(self) -> bool:
-        """Whether selection looks at entropies or likelihoods, which take a forward pass."""
         return self.metric not in UNSCORED
 
     def replay(self, asked: Asked, question_ids: Sequence[str], *, ess_bound: float = 0.0) -> Experience:
@@ -290,7 +309,7 @@ class QuestionPlace(Place):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MemberPlace(QuestionPlace):
+class MemberPlace(RowPlace):
     """Base of `Replace` and `Join`: rows of a question are replayed in its own group."""
 
     per_question: int = setting(1, POSITIVE)

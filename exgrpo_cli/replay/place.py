@@ -1,9 +1,9 @@
 """Places of replayed rows: the settings of all, what a step gives to one (Asked), and gets of it (Experience).
 
 A place is a strategy of replay, named by where in a step's batch the stored rows go: `Replace`, `Join`, `Append`,
-`Refill` or `Prefix`, chosen by `replay.composition`; each has the settings that it reads and no other. `before` draws
-what stands in for rollouts or begins them, ahead of them; `beside` what trains with the step's groups. Rank 0 asks the
-place; all ranks score what it wants scored.
+`Refill`, `Prefix` or `Revisit`, chosen by `replay.composition`; each has the settings that it reads and no other.
+`before` draws what stands in for rollouts or begins them, ahead of them; `beside` what trains with the step's groups.
+Rank 0 asks the place; all ranks score what it wants scored.
 """
 
 import math
@@ -17,6 +17,7 @@ from jaxtyping import Float32, Int32
 from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.types import TokenScores, Trajectory
 from exgrpo_cli.config.sections import NON_NEGATIVE, POSITIVE, SET, Needs, at_least, between, setting
+from exgrpo_cli.ledger.columns import SELECTED
 
 if TYPE_CHECKING:
     from exgrpo_cli.replay.store import Store
@@ -52,8 +53,8 @@ class Experience:
 
     by_question: Mapping[str, tuple[Replayed, ...]] = field(default_factory=dict)
     """Rows replayed in their question's own group, in the order drawn."""
-    beginnings: Mapping[str, Beginning] = field(default_factory=dict)
-    """First tokens of all K rollouts of a question, by its id."""
+    beginnings: Mapping[str, Beginning | None] = field(default_factory=dict)
+    """First tokens of all K rollouts of a question, by its id; None where it is but asked again."""
     joined: bool = False
     """These stand beside K rollouts, not in the place of some."""
     own_advantages: bool = False
@@ -130,7 +131,7 @@ class Place:
     composition: str
     """Place of replayed rows: `replace` fresh questions by stored ones, `join` a question's own stored rows to its
     fresh rollouts, `append` stored units beside the batch, `refill` groups that are not mixed, `prefix` the beginning
-    of a stored row before all K rollouts (`docs/methods.md`)."""
+    of a stored row before all K rollouts, `revisit` questions alone, asked again (`docs/methods.md`)."""
     store: str
     """Rows that an eligible visit stores: its successes, its failures, all its rollouts, or none (only what
     `warm_start` brought)."""
@@ -177,6 +178,7 @@ class Place:
     # What a place has no key for.
     max_per_question = cooldown = 0
     count_fresh_only, advantage_over = False, "group"
+    rests_after = (SELECTED,)
 
     def before(self, asked: Asked) -> Experience:
         """Rows that stand in for a mixed step's rollouts.

@@ -12,8 +12,8 @@ import numpy as np
 
 from exgrpo_cli.base.types import Trajectory
 from exgrpo_cli.config.sections import FRACTION, NON_NEGATIVE, Needs, between, setting
-from exgrpo_cli.replay.by_question import Bucket, QuestionDraw, QuestionPlace, draw_by_weights
-from exgrpo_cli.replay.place import NO_EXPERIENCE, Asked, Beginning, Experience, whole_share
+from exgrpo_cli.replay.by_question import Bucket, QuestionDraw, RowPlace, draw_by_weights
+from exgrpo_cli.replay.place import NO_EXPERIENCE, Asked, Beginning, Experience
 
 CUTS: dict[str, Callable[["Prefix", Asked, Trajectory], int]] = {
     "uniform": lambda place, asked, row: int(asked.rngs["choice"].integers(1, len(row.token_ids))),
@@ -25,7 +25,7 @@ CUTS: dict[str, Callable[["Prefix", Asked, Trajectory], int]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prefix(QuestionPlace):
+class Prefix(RowPlace):
     """All K rollouts of some questions go on from the beginning of a stored row of theirs.
 
     Successes begin those of questions that were (nearly) never solved at their latest visit, failures those that were
@@ -52,9 +52,7 @@ class Prefix(QuestionPlace):
             weights = [len(each) * (own <= self.at_most) for each, own in zip(buckets, alike, strict=True)]
             return draw_by_weights(buckets, weights, num, rng)
 
-        num = whole_share(self.ratio, asked.questions_per_step)
-        drawn = asked.store.draw_questions(uniform, num, asked.step, asked.rngs["draw"])
-        drawn = tuple(question_id for question_id in drawn if question_id not in asked.under_way)
+        drawn = self.drawn(asked, uniform, self.ratio)
         if not drawn:
             return NO_EXPERIENCE
         chosen, beginnings = self.replay(asked, drawn), {}

@@ -6,7 +6,7 @@ from typing import Literal
 from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.config.sections import FINITE, POSITIVE, between, setting
 from exgrpo_cli.replay.by_question import SAMPLERS, MemberPlace, resolve_sampler
-from exgrpo_cli.replay.place import NEEDS_A_RUN, NO_EXPERIENCE, Asked, Experience, whole_share
+from exgrpo_cli.replay.place import NEEDS_A_RUN, NO_EXPERIENCE, Asked, Experience
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,11 +34,8 @@ class Replace(MemberPlace):
     def before(self, asked: Asked) -> Experience:
         """Draw the experiential questions and the rows that stand in, before the step's rollouts.
 
-        A question whose group is under way is passed over. A draw whose effective sample size, as a share of its
+        A draw whose effective sample size, as a share of its
         tokens, is below `ess_bound` is given back. Raises RunError where a sampler of the user's breaks its promises.
         """
-        sampler = resolve_sampler(self.sampler, self.mu, self.sigma)
-        num = whole_share(self.ratio, asked.questions_per_step)
-        drawn = asked.store.draw_questions(sampler, num, asked.step, asked.rngs["draw"])
-        drawn = tuple(question_id for question_id in drawn if question_id not in asked.under_way)
+        drawn = self.drawn(asked, resolve_sampler(self.sampler, self.mu, self.sigma), self.ratio)
         return self.replay(asked, drawn, ess_bound=self.ess_bound) if drawn else NO_EXPERIENCE

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float32, Int32, Int64
 from exgrpo_cli.ledger import columns as ledger
 from exgrpo_cli.ledger.schemas import EVENTS, REPLAYS, SCHEMAS, SCORES, TRAJECTORIES
 from exgrpo_cli.replay.by_question import Bucket
+from exgrpo_cli.replay.place import Place
 
 GONE = -1
 """Stands for the question of a row that was evicted."""
@@ -149,11 +150,11 @@ class Questions:
 
 
 def rebuild(
-    read: ReadTable, question_ids: Collection[str], cooldown: int = 0, keeps_headroom: bool = False
+    read: ReadTable, question_ids: Collection[str], rules: Place | None = None, keeps_headroom: bool = False
 ) -> tuple[Rows, Questions]:
     """Rows and questions after all that `read` gives.
 
-    Questions rest for `cooldown` steps after a replay; with `keeps_headroom` a unit's priority is its last headroom.
+    Questions rest by the `rules`; with `keeps_headroom` a unit's priority is its last headroom.
     Raises InputError for a question that is not among `question_ids`.
     """
     questions = Questions(question_ids)
@@ -181,8 +182,9 @@ def rebuild(
     questions.num_members[events.question] = np.maximum(events.num_members, 0)
     turned = np.isin(events.kind, (ledger.RETIRED, ledger.READMITTED))
     questions.retired[events.question[turned]] = events.kind[turned] == ledger.RETIRED
-    if cooldown:
-        questions.rests_until[selected.question] = selected.step + cooldown
+    if rules and rules.cooldown:
+        rest = np.isin(events.kind, rules.rests_after)
+        questions.rests_until[events.question[rest]] = events.step[rest] + rules.cooldown
     return Rows(rows, len(questions.ids)), questions
 
 

@@ -18,6 +18,7 @@ from jaxtyping import Int64
 
 from exgrpo_cli.base.types import Trajectory
 from exgrpo_cli.ledger import schemas
+from exgrpo_cli.ledger.columns import COLLECTED
 from exgrpo_cli.ledger.reader import Catalogue, read_rows
 from exgrpo_cli.ledger.writer import LedgerWriter
 from exgrpo_cli.replay.by_question import Bucket, Candidates, Sampler
@@ -64,7 +65,7 @@ class Store(AbstractContextManager["Store"]):
         def read(table: str, columns: Sequence[str]) -> pa.Table:
             return read_rows(table, catalogue.parts[table], columns, dictionary=True)
 
-        self.rows, self.questions = rebuild(read, question_ids, self.rules.cooldown, self._keeps_headroom)
+        self.rows, self.questions = rebuild(read, question_ids, self.rules, self._keeps_headroom)
         if self.writer.last_step == schemas.WARM_START_STEP:
             # What another run left may be more than this one's limits allow.
             for question in np.flatnonzero(self.rows.held).tolist() if self.rules.max_per_question else ():
@@ -264,6 +265,8 @@ class Store(AbstractContextManager["Store"]):
             states.move(question, (k, members))
             self._log(visit.step, schemas.Event.MOVED, question)
         self._collect(visit, question, new)
+        if new and rules.cooldown and COLLECTED in rules.rests_after:
+            states.rests_until[question] = visit.step + rules.cooldown
         self._trim_question(visit.step, question)
         self._trim_store(visit.step)
 

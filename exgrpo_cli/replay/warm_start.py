@@ -23,6 +23,7 @@ from exgrpo_cli.ledger.writer import bodies_batch
 from exgrpo_cli.replay.by_unit import UnitPlace, priorities_at_birth
 from exgrpo_cli.replay.place import Place
 from exgrpo_cli.replay.prefix import Prefix
+from exgrpo_cli.replay.revisit import Revisit
 from exgrpo_cli.replay.rows import GONE, Questions, rebuild
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def _readers(rules: Place, objective: ObjectiveSettings) -> Iterator[tuple[str, 
             yield "log-probs", f"replay.{key} = {bound}"
     if isinstance(rules, UnitPlace) and rules.priority == "headroom":
         yield "log-probs", "replay.priority = 'headroom'"
-    if objective.importance == "behaviour" and not (imitates or isinstance(rules, Prefix)):
+    if objective.importance == "behaviour" and not (imitates or isinstance(rules, Prefix | Revisit)):
         yield "log-probs", "objective.importance = 'behaviour'"
     if isinstance(rules, UnitPlace) and rules.priority in ("advantage", "signal", "headroom"):
         yield "an advantage", f"replay.priority = {rules.priority!r}"

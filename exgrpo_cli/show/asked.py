@@ -271,9 +271,9 @@ def states_before(record: RunRecord, steps: Int64[np.ndarray, " draws"]) -> Iter
     for new in np.split(order, np.searchsorted(moments[order], 2 * steps + 1))[:-1]:
         states.success_counts[question[new]] = events.bucket[new]
         states.num_members[question[new]] = events.num_members[new]
-        drawn = new[events.kind[new] == SELECTED]
+        rest = new[np.isin(events.kind[new], rules.rests_after)]
         if rules.cooldown:
-            states.rests_until[question[drawn]] = events.step[drawn] + rules.cooldown
+            states.rests_until[question[rest]] = events.step[rest] + rules.cooldown
         yield states
 
 

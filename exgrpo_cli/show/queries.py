@@ -14,7 +14,7 @@ from jaxtyping import Float64, Int64
 
 from exgrpo_cli.ledger.columns import COLLECTED, EVICTED, NO_BUCKET, READMITTED, RETIRED, SELECTED, EventColumns
 from exgrpo_cli.ledger.schemas import WARM_START_STEP
-from exgrpo_cli.replay import by_question, by_unit, place, prefix, replace
+from exgrpo_cli.replay import by_question, by_unit, place, prefix, replace, revisit
 from exgrpo_cli.show.draw_test import draw_test
 from exgrpo_cli.show.record import Columns, RunRecord, question_texts, table_rows
 
@@ -51,9 +51,9 @@ def series(told: Mapping[str, Any], path: str) -> Any:
 def draw_names(rules: place.Place) -> dict[str, str]:
     """Name of each kind of a place's draws."""
     names = {}
-    if isinstance(rules, replace.Replace):
+    if isinstance(rules, replace.Replace | revisit.Revisit):
         names["sampler"] = f"normal({rules.mu:g}, {rules.sigma:g})" if rules.sampler == "normal" else rules.sampler
-    if isinstance(rules, by_question.QuestionPlace):
+    if isinstance(rules, by_question.RowPlace):
         names["metric"] = rules.metric if rules.metric == "random" else f"{rules.metric}:{rules.direction}"
     if isinstance(rules, by_unit.UnitPlace):
         fading = f", fading in {rules.age_decay:g} steps" if rules.age_decay else ""
@@ -70,7 +70,7 @@ def run_facts(record: RunRecord) -> Numbers:
         "method": record.config.run.method,
         "composition": rules.composition,
         "sampler": getattr(rules, "sampler", "uniform" if isinstance(rules, prefix.Prefix) else None),
-        "metric": f"{rules.metric}:{rules.direction}" if isinstance(rules, by_question.QuestionPlace) else None,
+        "metric": f"{rules.metric}:{rules.direction}" if isinstance(rules, by_question.RowPlace) else None,
         "priority": rules.priority if isinstance(rules, by_unit.UnitPlace) else None,
         "drawn_by": ", ".join(draw_names(rules).values()),
         "group_size": record.config.rollout.group_size,
@@ -165,8 +165,8 @@ def replays(record: RunRecord) -> Numbers:
     tokens = np.bincount(steps, weights=born.num_tokens[rows], minlength=last + 1)
     trained = record.metrics.series("tokens/trained")
     known = np.isfinite(trained) & (record.metrics.steps >= 0)
-    # Nothing of a beginning is trained.
-    total = 0.0 if isinstance(record.config.replay, prefix.Prefix) else trained[known].sum()
+    # Of a beginning, or a question asked again, no row is trained.
+    total = 0.0 if isinstance(record.config.replay, prefix.Prefix | revisit.Revisit) else trained[known].sum()
     return {
         "evicted": int((evicted >= 0).sum()),
         "age": _spread(age),

@@ -46,8 +46,8 @@ def run_step(
     groups = rolled.groups
     notes = [*experience.notes, *rolled.notes]
 
-    if config.objective.baseline == "history":
-        state.count_successes(groups, config.objective.history_discount)
+    if config.objective.keeps_history:
+        state.count_successes(groups, config.objective.history_discount if config.objective.gate == "none" else 1.0)
     with clock.phase("replay"):
         if mixed:
             training = [group for group in groups if group.question.id in rolled.trained]

@@ -7,7 +7,7 @@ import numpy as np
 
 from exgrpo_cli.config.settings import SECTIONS
 from exgrpo_cli.replay import place, replace
-from exgrpo_cli.replay.by_question import Candidates, QuestionPlace, Sampler, choose, resolve_metric, resolve_sampler
+from exgrpo_cli.replay.by_question import Candidates, RowPlace, Sampler, choose, resolve_metric, resolve_sampler
 from exgrpo_cli.replay.store import FreshRow, Store, Visit
 
 
@@ -78,7 +78,7 @@ def draw(store: Store, num: int, step: int, rng: np.random.Generator) -> tuple[s
 def chosen_of(store: Store, candidates: Candidates, rng: np.random.Generator) -> list[int]:
     """Positions that the settings choose, as last measured."""
     rules = store.rules
-    assert isinstance(rules, QuestionPlace)
+    assert isinstance(rules, RowPlace)
     return choose(candidates, resolve_metric(rules.metric), rules.direction, rng, num=rules.per_question)
 
 

@@ -29,7 +29,7 @@ BASE = (
     f"run.steps={STEPS}", "run.save_every=2", "rollout.max_response_tokens=12", "replay.readmit_every=2",
 )  # fmt: skip
 SPACE: dict[str, Sequence[object]] = {
-    "replay.composition": ("replace", "join", "append", "append", "refill", "refill", "prefix", "prefix"),
+    "replay.composition": ("replace", "join", "append", "append", "refill", "refill", "prefix", "revisit"),
     "replay.store": ("successes", "failures", "all", "all", "all", "none"), "replay.unit": ("row", "group"),
     "replay.cut": ("uniform", "share", "entropy-peak"),
     "replay.per_question": (1, 2, 5), "replay.min_stored": (1, 2, 4),
@@ -168,6 +168,10 @@ def require_promises(config: Config, run: Path, batches: list[tuple[int, MiniBat
         if replay.composition == "prefix":
             begun = prefixes[prefixes.step == step]
             assert begun.trajectory_id.tolist() == selected and not again
+        if replay.composition == "revisit":
+            asked = visits[visits.step == step].question_id.tolist()
+            assert {rows.question_id[i] for i in selected} <= {*asked} and len({*asked}) == len(asked)
+        if replay.composition in ("prefix", "revisit"):
             replayed = []
         assert again == sorted(body[i][0].tolist() for i in replayed)
         mixed = visits[(visits.step == step) & (visits.num_fresh_successes % K > 0)]

@@ -34,15 +34,17 @@ EARLY = {
     "adv-per": ("replay.warmup_steps=1",), "repo": ("replay.min_stored=4", "replay.per_question=4"),
     "su01": ("replay.upper_bound=2", "replay.retire_at=3"), "headroom-drift": ("replay.max_drift=0.5",),
     "prefix": ("arithmetic.num_train=4",), "failure-prefix": ("arithmetic.num_train=4",),
+    "prompt-replay": ("replay.cooldown=1",),
+    "review": ("replay.lower_bound=3", "replay.upper_bound=4", "replay.cooldown=1", "replay.ratio=0.25"),
 }  # fmt: skip
 """What lets a method replay within a few steps of a few questions."""
 METHODS = [name for name in preset_names("methods") if load_preset("methods", name)["about"].get("group") == "replay"]
 ENGINES = pytest.mark.engines
 """Other processes run for long: beside the quick tests, these run on every change too."""
-ON_POLICY = ("dynamic-sampling", "dapo", "dbb", "ngrpo", "lens")
+ON_POLICY = ("dynamic-sampling", "dapo", "dbb", "ngrpo", "lens", "unsolved-only", "boundary-gate")
 """Those that replay nothing, and keep something else from step to step."""
-EVERY_OTHER = {"prefix": 0, "failure-prefix": K}
-"""Those that wait for questions half solved before and by none, or by all, now: right in every second step."""
+EVERY_OTHER = {"prefix": 0, "failure-prefix": K, "prompt-replay": 0, "review": K}
+"""Those that wait for questions half solved and by none, or by all: right in every second step."""
 OFTEN = ("headroom-drift", "fresh-per", "trl-refill", "repo")
 
 

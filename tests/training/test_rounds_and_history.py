@@ -69,6 +69,45 @@ def test_the_baseline_of_a_questions_own_past(small_config, tmp_path, verdicts, 
     assert visits[columns].values.tolist() == [first, first, second, second, failed, failed]
 
 
+def slope(right: int, wrong: int, k: int) -> float:
+    """E[k (1 - p)^(k - 1)] with p ~ Beta(1 + right, 1 + wrong), 1 at most, by the trapezoid rule."""
+    p = np.linspace(0, 1, 200_001)
+    density = p**right * (1 - p) ** wrong
+    return min(1.0, k * float(np.trapezoid(density * (1 - p) ** (k - 1), p) / np.trapezoid(density, p)))
+
+
+@pytest.mark.parametrize(
+    ("gate", "second", "third"),
+    [
+        (("objective.gate=unsolved",), [0.0, 1.0], [0.0, 0.0]),
+        # 16 * 7 * 8 * 9 / (22 * 23 * 24) = .664; then of 4 right and 12 wrong, and of 2 and 14.
+        (
+            ("objective.gate=boundary", "objective.gate_k=16"),
+            [slope(2, 6, 16), 1.0],
+            [slope(4, 12, 16), slope(2, 14, 16)],
+        ),
+    ],
+)
+def test_a_gate_by_a_questions_earlier_visits(small_config, tmp_path, verdicts, batches, gate, second, third) -> None:
+    """K = 8, two of eight right: advantages .75 and -.25, times the gate by what came before this visit."""
+    verdicts([[2, 0], [2, 2], [2, 2]], K)
+    assert slope(2, 6, 16) == pytest.approx(0.664, abs=5e-4)
+    for steps in (2, 3):
+        config = small_config(
+            *ON_POLICY, *gate, "arithmetic.num_train=2", "rollout.questions_per_step=2", f"run.steps={steps}",
+            "run.save_every=1",
+        )  # fmt: skip
+        train(config, tmp_path / "run", resume=steps == 3, reporter=SilentReporter())
+    # The first of the two is the one that step 1 solved.
+    solved = next(tuple(row.sequence.prompt_ids) for row in batches[0].rows if row.advantage > 0)
+    for batch, gates, line in zip(batches[1:], (second, third), metrics(tmp_path / "run")[1:], strict=True):
+        for at in (0, K):
+            weight = gates[tuple(batch.rows[at].sequence.prompt_ids) != solved]
+            found = [row.advantage for row in batch.rows[at : at + K]]
+            np.testing.assert_allclose(found, [0.75 * weight] * 2 + [-0.25 * weight] * 6, rtol=1e-6)
+        assert line["batch/gate"] == pytest.approx(np.mean(gates), rel=1e-6)
+
+
 def test_normalised_by_the_spread_that_the_past_promises() -> None:
     """p = 1/5: (1 - .2) / .4 and -.2 / .4, less the constant that keeps them finite."""
     found = normalised_history_advantages(np.array([1.0, 0.0]), SuccessHistory(1.0, 4.0))

@@ -279,6 +279,36 @@ def test_the_likelihood_of_replayed_tokens_alone_has_a_gradient(world: World, mo
     torch.testing.assert_close(replayed, expected, rtol=1e-6, atol=0)
 
 
+def test_a_question_is_asked_again_once_it_has_rested(world: World, batches: list[MiniBatch]) -> None:
+    """B = 2, one of them asked again: k = 2 of step 1 rests in step 2, of K = 4 now 1 is right; then one of step 3.
+
+    All rows are fresh and every group is a visit; a question that all four solve retires.
+    """
+    world.verdicts([[2, 0], [0, 0], [1, 2], [0, 0], [4, 0]], 4)
+    sizes = ("arithmetic.num_train=12", "rollout.questions_per_step=2", "replay.cooldown=1")
+    found = world.run("prompt-replay", *sizes, steps=5)
+    visits, events = found["visits"], found["events"]
+    asked_in = {step: own.question_id.tolist() for step, own in visits.groupby("step")}
+    assert found["journal"]["replay/used"].tolist() == [0, 0, 1, 0, 1]
+    assert asked_in[3][0] == asked_in[1][0] and len({*visits.question_id}) == 8
+    assert asked_in[5][0] in (asked_in[1][0], asked_in[3][1])
+    assert visits.k.tolist() == [2, 0, 0, 0, 1, 2, 0, 0, 4, 0]
+    assert events[events.event == "retired"].question_id.tolist() == [asked_in[5][0]]
+    assert events[events.event == "selected"].step.tolist() == [3, 5]
+    assert not any(row.replayed for batch in batches for row in batch.rows) and found["prefixes"].empty
+    assert [row.advantage for row in batches[2].rows[:4]] in ([0.75] + [-0.25] * 3, [0.5, 0.5, -0.5, -0.5])
+    assert found["journal"]["batch/questions"].tolist() == [2] * 5
+
+
+def test_a_question_asked_again_counts_for_the_rounds(world: World, batches: list[MiniBatch]) -> None:
+    """B = 2: in step 2 the one asked again is mixed, the fresh one is not, so that one more is drawn."""
+    world.verdicts([[2, 3], [1, 0], [2]], 4)
+    sizes = ("arithmetic.num_train=12", "rollout.questions_per_step=2", "replay.cooldown=0", "rollout.max_rounds=2")
+    found = world.run("prompt-replay", *sizes, steps=2)
+    assert found["journal"].loc[2, ["replay/used", "batch/questions", "rollout/rounds"]].tolist() == [1, 3, 2]
+    assert [len(batch.rows) for batch in batches] == [8, 8]
+
+
 @pytest.mark.parametrize(
     ("settings", "rounds", "born"),
     [

@@ -22,6 +22,13 @@ class ObjectiveSettings:
     last two all-wrong groups train."""
     all_wrong_weight: float = setting(1.0, POSITIVE, Needs("the weight is LENS's", baseline="confidence"))
     """Factor of the advantages of all-wrong groups under the baseline `confidence`."""
+    gate: Literal["none", "unsolved", "boundary"] = setting(
+        "none", needs=Needs("the history is that baseline's", baseline=("group", "virtual", "confidence"))
+    )
+    """Factor of a group's advantages by the successes of earlier visits: 1 for all, 1 for questions never `unsolved`
+    before and else 0, or what a question adds to pass@k at the `boundary` of what is solved."""
+    gate_k: int = setting(256, POSITIVE, Needs("k is the boundary's", gate="boundary"))
+    """k of the gate `boundary`."""
     history_discount: float = setting(0.5, SHARE_OF_ONE)
     """d of the baseline `history`: what an older visit counts, beside the next one."""
     clip_low: float = setting(0.2, NON_NEGATIVE)
@@ -60,6 +67,11 @@ class ObjectiveSettings:
     """Bonus on the mean token entropy; negative is a penalty."""
     kl_coefficient: float = setting(0.0, NON_NEGATIVE)
     """k3 KL to the initial policy, fresh tokens only."""
+
+    @property
+    def keeps_history(self) -> bool:
+        """Whether a run counts the successes of each question over its visits."""
+        return self.baseline == "history" or self.gate != "none"
 
     @property
     def surrogate(self) -> Surrogate:

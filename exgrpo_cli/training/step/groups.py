@@ -67,6 +67,8 @@ class Group:
     """The replayed rows stand beside K fresh ones, not in the place of some."""
     own_advantages: bool = False
     """Advantages are over fresh and replayed members apart, not over all."""
+    gate: float = 1.0
+    """Factor of its advantages by the question's history."""
     tis_cap: float | None = None
     """With it the behaviour policy is the rollout engine's; None takes pi_old for it."""
 
@@ -110,7 +112,7 @@ class Group:
         """Advantages, fresh members first: over all members (eq. 2 and section 4.2 of the paper) or each kind apart."""
         rewards = np.array(self.rewards + [each.trajectory.reward for each in self.members])
         if not (self.own_advantages and self.members):
-            return advantage(rewards)
+            return self.gate * advantage(rewards)
         return np.concatenate([advantage(rewards[: len(self.fresh)]), advantage(rewards[len(self.fresh) :])])
 
     def behaviour_logprobs(self) -> list[Float32[np.ndarray, " tokens"]]:

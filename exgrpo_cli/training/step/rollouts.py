@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from exgrpo_cli.algo.advantages import GATES, SuccessHistory
 from exgrpo_cli.base import types
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines.generators import RankedGenerator, deal, places_of
@@ -53,7 +54,9 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
     config = parts.config
     stored = [UnderWay(question_id=id, replayed=rows) for id, rows in experience.by_question.items()]
     stored += [UnderWay(question_id=id, beginning=beginning) for id, beginning in experience.beginnings.items()]
-    wanted = missing = config.rollout.groups_under_way - len(state.carried) - len(stored)
+    missing = config.rollout.groups_under_way - len(state.carried) - len(stored)
+    # Questions that are but asked again count as fresh ones do.
+    wanted = missing + sum(beginning is None for beginning in experience.beginnings.values())
     ended: list[UnderWay] = []
     sampled: list[int] = []
     notes: list[str] = []
@@ -93,6 +96,7 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
         metrics, tokens_scored = score(parts, state, [*ended, *state.carried], step, notes)
     if isinstance(parts.generator, RankedGenerator):
         metrics["time/rollout_idle"] = parts.generator.take_idle_seconds()
+    goal = config.objective
     groups = trained = [
         Group(
             question=parts.questions[group.question_id],
@@ -101,8 +105,9 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
             scores=tuple(group.scores),
             replayed=group.replayed,
             beginning=group.beginning,
+            gate=GATES[goal.gate](state.history.get(group.question_id, SuccessHistory()), goal.gate_k),
             own_advantages=config.replay.advantage_over == "own",
-            tis_cap=config.objective.tis_cap if config.rollout.logprobs == "engine" else None,
+            tis_cap=goal.tis_cap if config.rollout.logprobs == "engine" else None,
         )
         for group in ended
     ]
@@ -111,6 +116,8 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
         metrics |= carrying(trained, state.carried, sampled, slots)
         used = {"replay/used": sum(len(group.replayed) + bool(group.beginning) for group in trained)}
         metrics |= used if config.replay.enabled and config.replay.composition in ("replace", "prefix") else {}
+    if goal.gate != "none":
+        metrics["batch/gate"] = float(np.mean([group.gate for group in groups]))
     if config.rollout.max_rounds > 1:
         metrics["rollout/rounds"] = rounds
         trained = [group for group in groups if group.is_experiential or group.is_mixed]
