@@ -191,8 +191,8 @@ def _print_result(summary: dict[str, Any], start: "RunStart") -> None:
     memory = f"{summary['peak_memory_bytes'] / 2**30:.2f} GiB of memory at most"
     cli.write_text(f"\n{summary['steps']} steps in {summary['wall_seconds']['total']:.0f} s: {spent}, {memory}")
     if replay["used"] or replay["trajectories"]:
-        stored = f"{replay['trajectories']:,} are stored now, {replay['retired']:,} questions are retired"
-        cli.write_text(f"{replay['used']:,} stored rollouts were replayed; {stored}")
+        stored = f"{replay['trajectories']:,} rollouts are stored now, {replay['retired']:,} questions are retired"
+        cli.write_text(f"{replay['used']:,} draws from the buffer; {stored}")
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     there = [name for name in ("report.html", "model", "plots", "checkpoints") if (folder / name).exists()]
     page = "; open its page report.html in a browser" if "report.html" in there else ""

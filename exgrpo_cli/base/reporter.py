@@ -283,8 +283,8 @@ def step_view(line: Mapping[str, Any], group_size: int, heldout: str) -> dict[st
     rows = {"pass@1": f"held-out {heldout}; " * bool(heldout) + f"this step {own}"}
     if "replay/questions" in line:
         used = line.get("replay/used", 0)
-        none = "new rollouts alone" if line["phase"] == "on-policy" else "no stored rollout was drawn in this step"
-        stored = f"{used} stored rollouts are trained on, beside the new ones" if used else none
+        none = "new rollouts alone" if line["phase"] == "on-policy" else "nothing of the buffer was drawn in this step"
+        stored = f"{used} draws from the buffer, beside what is new" if used else none
         rows["phase"] = f"{line['phase']}: {stored}"
         counts = [line[f"replay/{name}"] for name in ("questions", "trajectories", "retired")]
         stored = "{:,} questions with {:,} correct rollouts; {:,} questions retired".format(*counts)

@@ -217,11 +217,6 @@ class QuestionPlace(Place):
     cooldown: int = setting(0, NON_NEGATIVE)
     """Steps a question rests after a replay, with `revisit` after it was stored too; 0 is none."""
 
-    @property
-    def needs_scores(self) -> bool:
-        """Whether selection looks at entropies or likelihoods, which take a forward pass."""
-        return False
-
     def drawn(self, asked: Asked, sampler: Sampler, ratio: float) -> tuple[str, ...]:
         """At most floor(ratio * B) questions drawn by a sampler, without those whose group is under way.
 
@@ -248,6 +243,7 @@ class RowPlace(QuestionPlace):
 
     @property
     def needs_scores(self) -> bool:
+        """Whether selection looks at entropies or likelihoods, which take a forward pass."""
         return self.metric not in UNSCORED
 
     def replay(self, asked: Asked, question_ids: Sequence[str], *, ess_bound: float = 0.0) -> Experience:

@@ -9,7 +9,7 @@ Rank 0 asks the place; all ranks score what it wants scored.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Float32, Int32
@@ -178,7 +178,8 @@ class Place:
     # What a place has no key for.
     max_per_question = cooldown = 0
     count_fresh_only, advantage_over = False, "group"
-    rests_after = (SELECTED,)
+    rests_after: ClassVar[tuple[int, ...]] = (SELECTED,)
+    """Kinds of events after which a question rests."""
 
     def before(self, asked: Asked) -> Experience:
         """Rows that stand in for a mixed step's rollouts.

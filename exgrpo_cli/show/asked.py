@@ -20,7 +20,7 @@ from exgrpo_cli.config.names import DIRECTIONS, is_function
 from exgrpo_cli.config.settings import SECTIONS, Author, Written, parse_assignments, read_section
 from exgrpo_cli.ledger.columns import EVICTED, KINDS, MISSING, NO_BUCKET, READMITTED, SELECTED
 from exgrpo_cli.ledger.schemas import Event
-from exgrpo_cli.replay.by_question import Candidates, QuestionPlace, choose, resolve_metric, resolve_sampler
+from exgrpo_cli.replay.by_question import Candidates, RowPlace, choose, resolve_metric, resolve_sampler
 from exgrpo_cli.replay.place import Place
 from exgrpo_cli.replay.rows import Questions
 from exgrpo_cli.show.queries import Numbers, draw_names, draw_numbers, mean_by_step, rows_of_units, state_of
@@ -332,7 +332,7 @@ def other_metric(record: RunRecord, rules: Any, rng: np.random.Generator) -> Num
     return {
         "metric": rules.metric,
         "direction": rules.direction,
-        "measured": isinstance(own_rules, QuestionPlace) and own_rules.needs_scores,
+        "measured": isinstance(own_rules, RowPlace) and own_rules.needs_scores,
         "draws": num,
         "share_with_choice": len(same) / num if num else np.nan,
         "share_same": float(np.mean(same)) if same else np.nan,

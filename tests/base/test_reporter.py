@@ -32,7 +32,9 @@ def test_every_figure_of_a_step_is_shown_whole(width: int) -> None:
     assert len(shown.splitlines()) <= 6 or width < 120
     # A mixed step that drew nothing says so, and is not called one of new rollouts only.
     assert "new rollouts alone" in words
-    assert step_view({**LINE, "phase": "mixed"}, 8, "")["phase"] == "mixed: no stored rollout was drawn in this step"
+    assert (
+        step_view({**LINE, "phase": "mixed"}, 8, "")["phase"] == "mixed: nothing of the buffer was drawn in this step"
+    )
     # Nothing of a buffer is said of a run that has none.
     bare = step_view({"step": 1, "phase": "on-policy", "batch/pass_at_1": 0.25, "length/mean": 4.0}, 8, "")
     assert list(bare) == ["pass@1", "rollouts"]

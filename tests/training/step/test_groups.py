@@ -14,7 +14,7 @@ from exgrpo_cli.engines.policy.policy import UpdateReport
 from exgrpo_cli.evaluation.sampling import Evaluation, QuestionRecord, Sample
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.replay import by_question, place
-from exgrpo_cli.replay.replace import whole_share
+from exgrpo_cli.replay.place import whole_share
 from exgrpo_cli.runs.result import remarks
 from exgrpo_cli.training import metrics
 from exgrpo_cli.training.loop import advantage_of
