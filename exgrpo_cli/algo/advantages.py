@@ -7,12 +7,12 @@ confounds its comparison; here the clip is the study's.
 Axes: rollouts = all K members of one group, the replayed one included.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Float32, Float64
-from scipy.special import betaln
 
 STD_EPSILON = 1e-6
 """Keeps the normalised form finite in a group of equal rewards; GRPO's own constant."""
@@ -85,13 +85,18 @@ class SuccessHistory(NamedTuple):
         return self.alpha / (self.alpha + self.beta)
 
 
+def slope_of_pass_at_k(history: SuccessHistory, k: int) -> float:
+    """E[k (1 - p)^(k - 1)] = k B(alpha, beta + k - 1) / B(alpha, beta), p ~ Beta(alpha, beta) of whole successes: the
+    gain of pass@k by p, exactly 1 before the first visit."""
+    beta = history.beta
+    rest = math.prod((beta + j) / (beta + j + k - 1) for j in range(1, round(history.alpha)))
+    return k * beta / (beta + k - 1) * rest
+
+
 GATES: dict[str, Callable[[SuccessHistory, int], float]] = {
     "none": lambda history, k: 1.0,
     "unsolved": lambda history, k: float(history.alpha == 1),
-    # k E[(1 - p)^(k - 1)], the gain of pass@k by p, where p ~ Beta(alpha, beta): 1 before the first visit.
-    "boundary": lambda history, k: float(
-        min(1.0, k * np.exp(betaln(history.alpha, history.beta + k - 1) - betaln(history.alpha, history.beta)))
-    ),
+    "boundary": lambda history, k: min(1.0, slope_of_pass_at_k(history, k)),
 }
 """Factor of a group's advantages by the question's undiscounted history before this visit, and k, by the gate's name
 (arXiv 2606.15455)."""

@@ -126,7 +126,6 @@ def contradictions(config: Config) -> Iterator[tuple[str, str, str]]:
         "own weights": by_adapter and rollout.engine == "hf",
         "one label": len(set(labels)) < len(labels),
         "no successes": bool(config.grading.rewards) and objective.baseline == "history",
-        "no successes to gate by": bool(config.grading.rewards) and objective.gate != "none",
         "nothing to train": objective.baseline in ("virtual", "confidence") and rollout.max_rounds > 1,
         "rank": by_adapter and rank > runs.VLLM_RANKS[-1],
     }

@@ -47,7 +47,7 @@ def run_step(
     notes = [*experience.notes, *rolled.notes]
 
     if config.objective.keeps_history:
-        state.count_successes(groups, config.objective.history_discount if config.objective.gate == "none" else 1.0)
+        state.count_successes(groups, config.objective)
     with clock.phase("replay"):
         if mixed:
             training = [group for group in groups if group.question.id in rolled.trained]

@@ -14,6 +14,7 @@ from exgrpo_cli.algo.advantages import SuccessHistory
 from exgrpo_cli.base.output import Stopper
 from exgrpo_cli.base.reporter import PHASE_WORDS, Reporter
 from exgrpo_cli.base.types import AnswerFormat, Question, Rollout, TokenScores, TokenSequence, Trajectory
+from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.run import RunSettings
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines.generators import Generator
@@ -83,12 +84,15 @@ class RunState:
     best_step: int = -1
     """Step after which it was measured."""
 
-    def count_successes(self, groups: Sequence[Group], discount: float) -> None:
-        """Take a step's visits into the questions' histories; a failure of the verifier changes nothing."""
+    def count_successes(self, groups: Sequence[Group], goal: ObjectiveSettings) -> None:
+        """Take a step's visits into the questions' histories: their rewards for the baseline, for a gate all successes
+        alike. A failure of the verifier changes nothing."""
+        gated = goal.gate != "none"
         for group in groups:
             if not group.verifier_failed:
                 before = self.history.get(group.question.id, SuccessHistory())
-                self.history[group.question.id] = before.after(sum(group.rewards), len(group.fresh), discount)
+                won, discount = (group.num_fresh_correct, 1.0) if gated else (sum(group.rewards), goal.history_discount)
+                self.history[group.question.id] = before.after(won, len(group.fresh), discount)
 
     def remember_lengths(self, rollouts: Sequence[Sequence[Rollout]]) -> None:
         """Take over the response lengths of each question's rollouts."""

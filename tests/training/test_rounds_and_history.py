@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from run_leaves import Listener, metrics
 
-from exgrpo_cli.algo.advantages import SuccessHistory, normalised_history_advantages
+from exgrpo_cli.algo.advantages import SuccessHistory, normalised_history_advantages, slope_of_pass_at_k
 from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.training.run import train
@@ -92,6 +92,9 @@ def test_a_gate_by_a_questions_earlier_visits(small_config, tmp_path, verdicts, 
     """K = 8, two of eight right: advantages .75 and -.25, times the gate by what came before this visit."""
     verdicts([[2, 0], [2, 2], [2, 2]], K)
     assert slope(2, 6, 16) == pytest.approx(0.664, abs=5e-4)
+    assert (
+        slope_of_pass_at_k(SuccessHistory(), 49) == 1 and 0 <= slope_of_pass_at_k(SuccessHistory(900, 900), 256) < 1e-60
+    )
     for steps in (2, 3):
         config = small_config(
             *ON_POLICY, *gate, "arithmetic.num_train=2", "rollout.questions_per_step=2", f"run.steps={steps}",
