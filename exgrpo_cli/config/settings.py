@@ -127,6 +127,8 @@ def contradictions(config: Config) -> Iterator[tuple[str, str, str]]:
         "one label": len(set(labels)) < len(labels),
         "no successes": bool(config.grading.rewards) and objective.baseline == "history",
         "nothing to train": objective.baseline in ("virtual", "confidence") and rollout.max_rounds > 1,
+        "forked ranks": bool(config.validation.forks) and config.run.nproc != 1,
+        "forked by the clock": bool(config.validation.forks) and config.run.budget == "seconds",
         "rank": by_adapter and rank > runs.VLLM_RANKS[-1],
     }
     if replay.enabled:

@@ -156,6 +156,8 @@ class RunResult:
     """Share of the visits after one that solved their question which did not; None without such a visit."""
     regained: float | None = None
     """Share of the visits of a question that was lost which solved it."""
+    memory: float | None = None
+    """Mean effect in nats of a replayed row or group on held-out gold log-probs, a step later (`validation.forks`)."""
     second_graders: Mapping[str, float] = field(default_factory=dict)
     """Held-out pass@1 after training by each grader that stands beside the run's own."""
     training_sample: TrainingSample | None = None

@@ -247,6 +247,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "valid_gap": Endpoint("valid, lowest less highest entropy", valid_gap, SIGNED),
     "lost": Endpoint("solved questions lost at their next visit", lambda result: result.lost),
     "regained": Endpoint("lost questions regained at their next visit", lambda result: result.regained),
+    "memory": Endpoint("effect of a replayed row on gold log-probs", lambda run: run.memory, (-math.inf, math.inf)),
     "memorised": Endpoint("gain on replayed less on new questions", memorised, SIGNED),
     "eligible_less_barred": Endpoint("gain on questions open to replay less on barred", eligible_less_barred, SIGNED),
 }

@@ -31,7 +31,8 @@ def folder_name(step: int) -> str:
 
 
 def save_checkpoint(checkpoints: Path, parts: Parts, state: RunState, *, keep: int) -> None:
-    """Write the checkpoint of `state.step`, point `latest` at it, and drop all but the `keep` newest and the best.
+    """Write the checkpoint of `state.step`, point `latest` at it, and drop all but the `keep` newest, the best and
+    those of `validation.forks`.
 
     A `keep` of 0 keeps all. Raises RunError when the disk is full; what was there stays.
     """
@@ -50,7 +51,7 @@ def save_checkpoint(checkpoints: Path, parts: Parts, state: RunState, *, keep: i
         if state.best_step == state.step:
             files.write_text(checkpoints / "best", name + "\n")
         for step in run_folder.complete_steps(checkpoints)[: -keep or None] if keep else []:
-            if step != state.best_step:
+            if step not in (state.best_step, *parts.config.validation.forks):
                 shutil.rmtree(checkpoints / folder_name(step))
 
     if parts.store is not None:

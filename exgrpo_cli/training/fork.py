@@ -108,10 +108,26 @@ def fork(
     return {"run": str(run), "step": bases, "steps": steps, "table": str(saved), **summary(found)}
 
 
+def effect_of_memories(run: Path, config: Config, tell: Reporter) -> float | None:
+    """Mean effect on gold log-probs, in nats, of every unit that the steps behind `validation.forks` replayed, a step
+    later; None where they replayed none. Raises as `fork`."""
+    if not has_memories(config):
+        return None
+    ledger, groups = reader.LedgerReader(run / "replay"), config.replay.draws_groups
+    bases = [base for base in sorted({*config.validation.forks}) if replayed_units(ledger, base, groups=groups)]
+    found = fork(run, config, bases, 1, 0, 0, 1, run / "forks", tell) if bases else None
+    return float(found[EFFECTS[0]]["mean"]) if found else None
+
+
+def has_memories(config: Config) -> bool:
+    """Whether what a step replays can be left out of it."""
+    return config.replay.enabled and config.replay.composition in PLACES and not config.rollout.carry_over
+
+
 def require_forkable(run: Path, config: Config, bases: Sequence[int], steps: int) -> None:
     """Raise InputError where branches cannot be made from the checkpoints of `bases`."""
     verify.require_repeatable(run, config)
-    if not config.replay.enabled or config.replay.composition not in PLACES or config.rollout.carry_over:
+    if not has_memories(config):
         why = "with rollouts that what is replayed changes" if config.replay.enabled else "without replay"
         raise InputError(f"{run} was made {why}: no step of it has a memory to leave out.")
     if unlike := verify.machine_differences(run):

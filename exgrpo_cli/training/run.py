@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -173,6 +174,7 @@ def run_steps(run: ActiveRun) -> None:
             asked = ranks.gather((run.stopper.requested or run.time_limit.is_near, overdue))
             stopping, overdue = map(any, zip(*asked, strict=True))
         due = state.step % config.run.save_every == 0 or state.step == last_step or state.finished.is_final
+        due |= state.step in config.validation.forks
         if due or state.best_step == state.step or stopping or overdue:
             save(run)
             saved = time.perf_counter()
@@ -228,11 +230,19 @@ def finish(run: ActiveRun) -> dict[str, Any]:
             with run.timed("export"), writing(folder.model):
                 export_run_model(run, after)
                 save_adapter(parts, folder.path / "adapter")
+            memory = None
+            if config.validation.forks and run.parts.heldout:
+                # A fork trains too, by this module.
+                from exgrpo_cli.training.fork import effect_of_memories
+
+                with run.timed("forks"):
+                    memory = effect_of_memories(folder.path, config, run.reporter)
             run.count_wall_time()
             with run.phase("closing"):
                 summary = summarise(run, after)
                 if parts.ranks.is_main:
-                    write_result(folder.path / RESULT_FILE, measure(folder.path, config, summary, state.visits))
+                    result = replace(measure(folder.path, config, summary, state.visits), memory=memory)
+                    write_result(folder.path / RESULT_FILE, result)
                     if config.run.plots:
                         save_all(folder.path)
                         # That of fewer steps: a finished run without a page has been stopped before it was written.

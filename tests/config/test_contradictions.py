@@ -13,10 +13,7 @@ TABLES = data.tables(__file__, "contradictions.toml")
 
 
 def assignments(settings: Sequence[str]) -> list[str]:
-    return [
-        text if text.startswith(("objective.", "rollout.", "optim.", "backbone.", "grading.")) else f"replay.{text}"
-        for text in settings
-    ]
+    return [text if text.split("=")[0].split(".")[0] in SECTIONS else f"replay.{text}" for text in settings]
 
 
 @pytest.mark.parametrize(("settings", "said"), TABLES["refused"].items())

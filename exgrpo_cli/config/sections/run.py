@@ -315,6 +315,9 @@ class ValidationSettings:
     )
     """More temperatures at which held-out questions are asked after training, each in a pass of its own: whether an arm
     is ahead at one of them alone (endpoints `pass_at_1@T`, `pass_at_n@T`)."""
+    forks: tuple[int, ...] = setting((), Bound(lambda each: all(step >= 1 for step in each), "steps of at least 1"))
+    """Steps whose checkpoints stay, and behind which the run is forked when it has ended: each row or group that the
+    next step replayed is left out by turns (`exgrpo fork`, endpoint `memory`)."""
     top_p: float = setting(1.0, Bound(lambda p: 0 < p <= 1, "a number above 0, at most 1, which switches it off"))
     """Most likely tokens that are kept, as a share of the probability."""
     max_questions: int = setting(0, NON_NEGATIVE)

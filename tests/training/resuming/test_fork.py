@@ -25,6 +25,9 @@ from exgrpo_cli.engines.policy.policy import Policy, UpdateReport
 from exgrpo_cli.grading.verifiers import valid_trace
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.questions.made import make_split
+from exgrpo_cli.runs.folder import complete_steps
+from exgrpo_cli.runs.result import read_result
+from exgrpo_cli.studies import endpoints
 from exgrpo_cli.training import fork
 from exgrpo_cli.training.run import train
 from exgrpo_cli.training.start import resumed_config
@@ -135,6 +138,21 @@ def test_killed_and_gone_on_with_it_ends_in_the_same_table(run, tmp_path, capsys
         == 0
     )
     assert "effect_pass_at_1" in capsys.readouterr().out
+
+
+def test_a_run_forks_itself_when_it_has_ended(small_config, tmp_path, capsys) -> None:
+    """The endpoint `memory` is what `exgrpo fork` finds; its checkpoints stay, and without replay there is none."""
+    own = ("run.steps=4", "run.save_every=9", "run.keep_checkpoints=1", "replay.start_threshold=0")
+    forks, found = "validation.forks=[1,2,9]", {}
+    for method in ("grpo", "headroom-drift"):
+        run = tmp_path / method
+        settings = (*own, forks, *METHODS["headroom-drift"]) if method != "grpo" else (*own[:3], forks)
+        train(small_config(*settings, method=method), run, reporter=SilentReporter())
+        assert complete_steps(run / "checkpoints") == [1, 2, 4]
+        found[method] = endpoints.values_of(endpoints.endpoint_named("memory"), {0: read_result(run / "result.json")})
+    assert exgrpo(["fork", str(run), "--step", "1", "--step", "2", "--output", str(tmp_path / "forks"), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert found == {"grpo": {}, "headroom-drift": {0: report["effect_logprob"]["mean"]}} and report["units"] == 2
 
 
 @pytest.mark.parametrize(("refused", "how"), REFUSED.items())
