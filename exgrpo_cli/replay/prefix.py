@@ -35,7 +35,7 @@ class Prefix(RowPlace):
     composition: Literal["prefix"] = "prefix"
     store: Literal["successes", "failures"] = "successes"
     ratio: float = setting(0.5, between(0, 1))
-    """rho: the largest share of a mixed step's questions that begin so."""
+    """rho: the largest share of a mixed step's questions that is drawn."""
     at_most: int = setting(0, NON_NEGATIVE)
     """Successes (with `store = "failures"`: failures) in its latest group that a question begun so has at most."""
     cut: Literal["uniform", "share", "entropy-peak"] = "uniform"

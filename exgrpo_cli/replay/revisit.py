@@ -27,9 +27,9 @@ class Revisit(QuestionPlace):
     composition: Literal["revisit"] = "revisit"
     store: Literal["successes", "failures"] = "successes"
     ratio: float = setting(0.5, between(0, 1))
-    """rho: the largest share of a mixed step's questions that are asked again."""
+    """rho: the largest share of a mixed step's questions that is drawn."""
     sampler: str = setting("normal", (*SAMPLERS, PREFIX))
-    """Sampler of the questions asked again: `normal`, `linear`, `linear-clip`, `sqrt`, `uniform`, or `python:m:f`."""
+    """Sampler of replayed questions: `normal`, `linear`, `linear-clip`, `sqrt`, `uniform`, or `python:m:f`."""
     mu: float = setting(0.5, FINITE)
     """Mean of the `normal` sampler, on the scale of pass rates, 0 to 1."""
     sigma: float = setting(0.125, POSITIVE)

@@ -151,7 +151,8 @@ def resumed_config(run_folder: Path, *, files: Author = Author.FILE, **asked: An
     """
     file = run_folder / "config.toml"
     if not file.is_file():
-        raise InputError(f"{run_folder} is not a run folder: it has no config.toml; start without --resume.")
+        advice = "name the --output folder of a run, or begin one without --resume"
+        raise InputError(f"{run_folder} is not a run folder: it has no config.toml; {advice}.")
     own = build_config(config_file=file, files=Author.READ)
     # This user started it, with exactly these functions.
     if _note_of(run_folder, named_functions(own)).exists():
