@@ -140,6 +140,7 @@ def test_killed_and_gone_on_with_it_ends_in_the_same_table(run, tmp_path, capsys
     assert "effect_pass_at_1" in capsys.readouterr().out
 
 
+@pytest.mark.engines
 def test_a_run_forks_itself_when_it_has_ended(small_config, tmp_path, capsys) -> None:
     """The endpoint `memory` is what `exgrpo fork` finds; its checkpoints stay, and without replay there is none."""
     own = ("run.steps=4", "run.save_every=9", "run.keep_checkpoints=1", "replay.start_threshold=0")
