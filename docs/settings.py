@@ -20,18 +20,19 @@ HEAD = """# Settings
 
 Every setting of a run, section by section, as `--set section.key=value` and files of settings (`--config`) take it.
 Defaults are the program's. A backbone, a regime or a method may have its own: `exgrpo presets NAME` shows
-what comes out. A number may be 0 or more unless its line says otherwise.
+what comes out. Unless its line says otherwise a number is 0 or more where its default is 0, and above 0 elsewhere;
+upper bounds of a million and more are left out.
 What wins over what is in [the command line](cli.md#where-a-setting-comes-from), the words are in the
 [glossary](glossary.md). This page is written from the code by `python docs/settings.py`.
 """
 ABOUT = {"replay": "What is stored, when replay begins, what is drawn and where it goes ([methods](methods.md))."}
 BOOLS = {"`true`, `false`"}
 TYPES = {bool: next(iter(BOOLS)), str: "text", int: "any whole number", float: "any number"}
-UNSAID = "0 or more"
-"""The bound that the head of the page states for all numbers."""
+FROM_ZERO, ABOVE_ZERO = "0 or more", "above 0"
+"""The bounds that the head of the page states for all numbers."""
 SHORTER = {
-    "a finite number of at least 0": UNSAID,
-    "a finite number above 0": "above 0",
+    "a finite number of at least 0": FROM_ZERO,
+    "a finite number above 0": ABOVE_ZERO,
     "a finite number": "any number",
     "a number ": "",
     "at least -1": "-1 or more",
@@ -78,7 +79,8 @@ def allowed(hint: Any, within: Any) -> list[str]:
     text = within.says if isinstance(within, Bound) and hint is not str else TYPES[item]
     for long, short in SHORTER.items():
         text = text.replace(long, short)
-    text = re.sub(r"(?<!\d)\d{7,}(?!\d)", lambda number: f"{int(number[0]):,}", text)
+    text = re.sub(r"^from ([01]) to [\d,]{7,}$", lambda least: (FROM_ZERO, ABOVE_ZERO)[int(least[1])], text)
+    text = re.sub(r", at most [\d,]{7,}$", "", text)
     return [f"a list: {text}" if item is not hint else text]
 
 
@@ -119,23 +121,28 @@ def values(row: Row) -> str:
         told = all(name.split(":")[0].strip("`") in row.text for name in names) or row.values.keys() <= BOOLS
         return "" if told else f" One of {', '.join(names)}."
     [bound] = row.values
-    return "" if bound in ("text", UNSAID) else f" {bound[0].upper()}{bound[1:]}."
+    from_zero = row.defaults.keys() <= {"0", "0.0"} or re.search(r"\b0 ", row.text)
+    unsaid = bound in ("text", FROM_ZERO if from_zero else ABOVE_ZERO)
+    return "" if unsaid else f" {bound[0].upper()}{bound[1:]}."
 
 
 def section(name: str, kinds: tuple[type, ...], told: dict[tuple[str, str], str]) -> str:
-    """One section of the page: what it is about, and its settings. Places that alone have a setting are named.
+    """One section of the page: what it is about, and its settings, those that only some places have below their names.
 
     `told` grows by what is said here: {(setting, text): the section}; what an earlier one has said is named by it.
     """
     about = ABOUT.get(name) or " ".join((inspect.getdoc(kinds[0]) or "").split("\n\n")[0].split())
     lines = [f"## `[{name}]`", "", re.sub(r"; `docs/.*?`", "", about), ""]
+    above: list[str] = []
     for row in rows(kinds).values():
         having = [each for some in row.defaults.values() for each in some]
         default, *others = row.defaults
         unlike = [f"{', '.join(row.defaults[each])}: `{each}`" for each in others if row.name != "composition"]
-        where = "" if len(having) == len(kinds) else f" ({', '.join(having)})"
+        if len(having) < len(kinds) and having != above:
+            above = having
+            lines += ["", f"Of `{'`, `'.join(having)}`:", ""]
         needs = f" {'; '.join(row.needs)[0].upper()}{'; '.join(row.needs)[1:]}." if row.needs else ""
-        setting = f"`{row.name} = {default}`{where}{''.join(f' ({each})' for each in unlike)}"
+        setting = f"`{row.name} = {default}`{''.join(f' ({each})' for each in unlike)}"
         text = f"{row.text}{needs}{values(row)}"
         first = told.setdefault((row.name, text), name)
         lines.append(f"- {setting}: {text if first == name or len(text) < 40 else f'as in `[{first}]`.'}")
