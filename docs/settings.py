@@ -84,16 +84,17 @@ def allowed(hint: Any, within: Any) -> list[str]:
     return [f"a list: {text}" if item is not hint else text]
 
 
-def one_of(wanted: tuple[Any, ...]) -> str:
-    """The values, or that any name will do where they are many: those of a choice that a function may replace."""
-    return " or ".join(f"`{toml(each)}`" for each in wanted) if len(wanted) <= 4 else "any of its names"
+def one_of(name: str, wanted: tuple[Any, ...]) -> str:
+    """A setting with its values; that any will do where they are many, of a choice that a function may replace."""
+    alone = f"`{name} = {'` or `'.join(map(toml, wanted))}`"
+    return alone if len(wanted) <= 4 else f"`{name}` = any of its names"
 
 
 def needed(one: Field[Any]) -> Iterator[str]:
     """What must be set for a setting, or for one of its values, to be read."""
     for value, needs in one.metadata.get("needs", {}).items():
         others = " or ".join(
-            f"`{name}`" if wanted is SET else f"`{name}` = {one_of(wanted)}" for name, wanted in needs.others.items()
+            f"`{name}`" if wanted is SET else one_of(name, wanted) for name, wanted in needs.others.items()
         )
         yield f"needs {others}" if value is SET else f"`{toml(value)}` needs {others}"
 
