@@ -142,7 +142,8 @@ def section(name: str, kinds: tuple[type, ...], told: dict[tuple[str, str], str]
         if len(having) < len(kinds) and having != above:
             above = having
             lines += ["", f"Of `{'`, `'.join(having)}`:", ""]
-        needs = f" {'; '.join(row.needs)[0].upper()}{'; '.join(row.needs)[1:]}." if row.needs else ""
+        needs = "; ".join(each for each in row.needs if f"where {each.removeprefix('needs ')} is given" not in about)
+        needs = f" {needs[0].upper()}{needs[1:]}." if needs else ""
         setting = f"`{row.name} = {default}`{''.join(f' ({each})' for each in unlike)}"
         text = f"{row.text}{needs}{values(row)}"
         first = told.setdefault((row.name, text), name)
