@@ -130,6 +130,14 @@ def test_each_error_has_its_exit_code_and_one_line(failing, name, capsys):
     assert ("Traceback (most recent call last)" in capsys.readouterr().err) == (name != "ctrl-c")
 
 
+def said_of(work, capsys) -> str:
+    """What a command says that ends with an error of `work`."""
+    commands = typer.Typer(pretty_exceptions_enable=False)
+    commands.command()(work)
+    assert run([], commands) == 1
+    return capsys.readouterr().err
+
+
 class PanicException(BaseException):
     """As Rust's comes through its bindings."""
 
@@ -146,27 +154,16 @@ class PanicException(BaseException):
     ],
 )
 def test_a_limit_of_the_system_is_called_one(error, capsys):
-    commands = typer.Typer(pretty_exceptions_enable=False)
-
-    @commands.command()
     def fail() -> None:
         raise error
 
-    assert run([], commands) == 1
-    err = capsys.readouterr().err
+    err = said_of(fail, capsys)
     assert err.startswith(f"exgrpo: the system gave no more memory or threads ({str(error) or 'MemoryError'})")
     assert "ulimit" in err and len(err.splitlines()) == 1
 
 
 def test_what_the_system_refuses_a_library_in_rust_is_one_line(tmp_path, capsys):
-    commands = typer.Typer(pretty_exceptions_enable=False)
-
-    @commands.command()
-    def save() -> None:
-        save_file({"w": np.zeros(4)}, tmp_path / "not there" / "model.safetensors")
-
-    assert run([], commands) == 1
-    err = capsys.readouterr().err
+    err = said_of(lambda: save_file({"w": np.zeros(4)}, tmp_path / "not there" / "model.safetensors"), capsys)
     assert "(os error 2)" in err and "make room, or choose another place" in err
     assert "unexpected" not in err and len(err.splitlines()) == 1
 

@@ -2,14 +2,12 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from run_leaves import metrics
+from run_leaves import kill_when_saved, metrics
 
 pytestmark = pytest.mark.engines
 
@@ -48,12 +46,7 @@ def test_a_run_from_the_command_line_killed_and_resumed(
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1] / "helpers")}
     started = train_command(vllm_backbone, run, steps=steps, ahead=ahead)
     process = subprocess.Popen([*started, *options], env=environment)
-    deadline = time.monotonic() + 240
-    while not (run / "checkpoints" / "latest").exists():
-        assert process.poll() is None and time.monotonic() < deadline, "no checkpoint was written"
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    kill_when_saved(run, process)
     assert 0 < int((run / "checkpoints" / "latest").read_text().strip().removeprefix("step-")) < steps
     resumed = command("train", "--resume", "--output", str(run), "--quiet", ahead=ahead)
     subprocess.run(resumed, check=True, timeout=300, env=environment)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import slow_sampler
 import torch
-from slow_sampler import EOS, FAMILIES, ONE, PARAMS, build_model, flat, full_pass, of_config, requests, slowly
+from slow_sampler import EOS, FAMILIES, ONE, PARAMS, build_model, flat, of_config, requests, slowly
 from transformers import DynamicCache, PreTrainedModel
 
 from exgrpo_cli.base.errors import InputError, RunError, ToolkitWarning
@@ -56,13 +56,7 @@ def test_log_probs_and_entropies_are_those_of_a_full_forward_pass(dtype: torch.d
     """Of every token, the first and those of rows that came later among them; none where they are not asked for."""
     model = build_model(dtype=dtype)
     groups = sampled(model, replace(PARAMS, entropies=True), max_rows=6)
-    for request, group in zip(requests(), groups, strict=True):
-        for rollout in group:
-            logprobs = full_pass(model, request, rollout)
-            drawn = logprobs[torch.arange(len(logprobs)), torch.from_numpy(rollout.token_ids.astype(np.int64))]
-            np.testing.assert_allclose(rollout.engine_logprobs, drawn, rtol=1e-5, atol=tolerance)
-            entropies = -(logprobs.exp() * logprobs).sum(-1)
-            np.testing.assert_allclose(rollout.engine_entropies, entropies, rtol=1e-5, atol=tolerance)
+    slow_sampler.assert_as_one_full_pass(groups, model, rtol=1e-5, atol=tolerance)
     assert flat(sampled(model))[0].engine_entropies is None
 
 

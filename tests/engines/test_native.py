@@ -15,7 +15,7 @@ import pytest
 import slow_sampler
 import torch
 from scipy.stats import chisquare
-from slow_sampler import EOS, ONE, PARAMS, VOCAB, build_model, flat, full_pass, of_config, requests, slowly
+from slow_sampler import EOS, ONE, PARAMS, VOCAB, build_model, flat, of_config, requests, slowly
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from exgrpo_cli.base import errors, types
@@ -64,23 +64,13 @@ def test_rollouts_equal_one_token_at_a_time(family: str, top_p: float) -> None:
     params = replace(PARAMS, top_p=top_p)
     groups = native_generator(build_model(family, torch.float32), max_rows=6).generate(requests(), params)
     expected = slowly(build_model(family), params)
-    for request, group, slow in zip(requests(), groups, expected, strict=True):
-        for rollout, (tokens, logprobs) in zip(group, slow, strict=True):
-            assert (rollout.question_id, rollout.token_ids.tolist()) == (request.question_id, tokens)
-            np.testing.assert_allclose(rollout.engine_logprobs, logprobs, rtol=1e-4, atol=1e-5)
+    slow_sampler.assert_as_one_token_at_a_time(groups, expected, rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
 def test_log_probs_and_entropies_are_those_of_a_full_forward_pass() -> None:
     groups = native_generator(build_model(dtype=torch.float32)).generate(requests(), replace(PARAMS, entropies=True))
-    exact = build_model()
-    for request, group in zip(requests(), groups, strict=True):
-        for rollout in group:
-            logprobs = full_pass(exact, request, rollout)
-            drawn = logprobs[torch.arange(len(logprobs)), torch.from_numpy(rollout.token_ids.astype(np.int64))]
-            np.testing.assert_allclose(rollout.engine_logprobs, drawn, rtol=1e-4, atol=1e-5)
-            entropies = -(logprobs.exp() * logprobs).sum(-1)
-            np.testing.assert_allclose(rollout.engine_entropies, entropies, rtol=1e-4, atol=1e-5)
+    slow_sampler.assert_as_one_full_pass(groups, build_model(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

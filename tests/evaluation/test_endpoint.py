@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from openai_server import Reply, Server, completion
 from random_model import questions_file, run
+from run_leaves import kill_once
 
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import SamplingParams, StopReason
@@ -188,12 +189,7 @@ def test_a_killed_evaluation_goes_on(tmp_path, serve):
     arguments = ["--data", str(data), "--endpoint", server.url, "--model", "recorded", "--output", str(output)]
     process = subprocess.Popen([sys.executable, "-m", "exgrpo_cli", "eval", *arguments], stderr=subprocess.DEVNULL)
     records = output / "records.jsonl"
-    deadline = time.monotonic() + 120
-    while not (records.exists() and records.stat().st_size > 2000):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.005)
-    process.kill()
-    process.wait()
+    kill_once(lambda: records.exists() and records.stat().st_size > 2000, process, pause=0.005)
     killed_one.set()
     # The worst moment to die is in the middle of a line.
     torn = records.read_bytes()[:-20]

@@ -46,10 +46,15 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
 
 def kill_when_saved(run: Path, process: subprocess.Popen) -> None:
     """SIGKILL as soon as the run's first checkpoint lies there."""
+    kill_once((run / "checkpoints" / "latest").exists, process)
+
+
+def kill_once(holds: Callable[[], bool], process: subprocess.Popen, pause: float = 0.02) -> None:
+    """SIGKILL as soon as what is waited for holds, while the process is still at work."""
     deadline = time.monotonic() + 600
-    while not (run / "checkpoints" / "latest").exists():
-        assert process.poll() is None and time.monotonic() < deadline, "no checkpoint was written"
-        time.sleep(0.02)
+    while not holds():
+        assert process.poll() is None and time.monotonic() < deadline, "it ended before it could be killed"
+        time.sleep(pause)
     process.kill()
     process.wait()
 

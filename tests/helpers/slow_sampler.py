@@ -85,13 +85,26 @@ def flat(groups: list[list[Rollout]]) -> list[Rollout]:
     return [rollout for group in groups for rollout in group]
 
 
-def assert_as_one_token_at_a_time(groups: list[list[Rollout]], expected: Slow) -> None:
+def assert_as_one_token_at_a_time(
+    groups: list[list[Rollout]], expected: Slow, rtol: float = 1e-5, atol: float = 1e-7
+) -> None:
     for request, group, slow in zip(requests(), groups, expected, strict=True):
         for member, (rollout, (tokens, logprobs)) in enumerate(zip(group, slow, strict=True)):
             assert rollout.token_ids.tolist() == tokens
-            np.testing.assert_allclose(rollout.engine_logprobs, logprobs, rtol=1e-5, atol=1e-7)
+            np.testing.assert_allclose(rollout.engine_logprobs, logprobs, rtol=rtol, atol=atol)
             assert (rollout.question_id, rollout.member) == (request.question_id, member)
             assert rollout.stop_reason is (StopReason.EOS if tokens[-1] in EOS else StopReason.LENGTH)
+
+
+def assert_as_one_full_pass(groups: list[list[Rollout]], model: PreTrainedModel, rtol: float, atol: float) -> None:
+    """Log-probs and entropies of every token."""
+    for request, group in zip(requests(), groups, strict=True):
+        for rollout in group:
+            logprobs = full_pass(model, request, rollout)
+            drawn = logprobs[torch.arange(len(logprobs)), torch.from_numpy(rollout.token_ids.astype(np.int64))]
+            np.testing.assert_allclose(rollout.engine_logprobs, drawn, rtol=rtol, atol=atol)
+            entropies = -(logprobs.exp() * logprobs).sum(-1)
+            np.testing.assert_allclose(rollout.engine_entropies, entropies, rtol=rtol, atol=atol)
 
 
 def slowly(model: PreTrainedModel, params: SamplingParams = PARAMS) -> Slow:

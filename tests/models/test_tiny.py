@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from run_leaves import kill_once
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Tokenizer
 
 from exgrpo_cli.base import cache, errors, files
@@ -219,11 +218,7 @@ def test_a_killed_build_leaves_nothing_that_looks_finished_nor_anything_after_th
     at_work = files.partial_path(tmp_path / "third")
     at_work.mkdir()
     builder = start_builder(tmp_path, 60.0)
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob(".thing-*.partial-*/one")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    builder.send_signal(signal.SIGKILL)
+    kill_once(lambda: any(tmp_path.glob(".thing-*.partial-*/one")), builder)
     builder.communicate()
     assert [path for path in tmp_path.glob("thing-*") if path.is_dir()] == []
     output, _ = start_builder(tmp_path, 0.0, next_name).communicate(timeout=60)

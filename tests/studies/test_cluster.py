@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -98,9 +97,7 @@ def in_background(action: Callable[[], None]) -> None:
 
 
 def wait_for(path: Path, content: str = "") -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (path.exists() and content in path.read_text()):
-        time.sleep(0.05)
+    real_slurm.wait_until(lambda: path.exists() and content in path.read_text())
 
 
 def launch_and_signal(study: Study, settings: SlurmSettings, signal_running: Callable[[], None]) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from made_results import result_of
+from run_leaves import kill_once
 
 from exgrpo_cli.base import files, reporter
 from exgrpo_cli.base.errors import DamageWarning, InputError, Interrupted, RunError, ToolkitWarning
@@ -391,12 +392,8 @@ def test_a_study_killed_under_way_gives_the_same_report(small_backbone: Path, tm
     subprocess.run(ablate(through, small_backbone), check=True, capture_output=True)
     process = subprocess.Popen(ablate(study, small_backbone), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     journal = study / "exgrpo" / "seed-0" / "metrics.jsonl"
+    kill_once(lambda: journal.is_file() and len(journal.read_text().splitlines()) >= 3, process)
     deadline = time.monotonic() + 200
-    while not (journal.is_file() and len(journal.read_text().splitlines()) >= 3):
-        assert process.poll() is None and time.monotonic() < deadline, "the study ended before it could be killed"
-        time.sleep(0.05)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
     # Its runs see that their parent is gone, save and stop; whoever holds a folder's lock is still there.
     again = subprocess.run(ablate(study, small_backbone), capture_output=True, text=True, check=False)
     while "another process" in again.stderr and time.monotonic() < deadline:
