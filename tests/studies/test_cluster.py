@@ -4,9 +4,12 @@ import json
 import os
 import pickle
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -14,8 +17,8 @@ from pathlib import Path
 
 import fake_slurm
 import pytest
-import real_slurm
 from submitit.slurm.slurm import SlurmExecutor, SlurmInfoWatcher, SlurmJob
+from two_ranks import free_port
 
 from exgrpo_cli.base import files, reporter
 from exgrpo_cli.base.errors import InputError, RunError
@@ -96,8 +99,16 @@ def in_background(action: Callable[[], None]) -> None:
             os._exit(0)
 
 
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Wait, a minute at most."""
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
 def wait_for(path: Path, content: str = "") -> None:
-    real_slurm.wait_until(lambda: path.exists() and content in path.read_text())
+    wait_until(lambda: path.exists() and content in path.read_text())
 
 
 def launch_and_signal(study: Study, settings: SlurmSettings, signal_running: Callable[[], None]) -> None:
@@ -317,14 +328,53 @@ def test_what_a_launcher_does_not_do_is_refused(
     assert not (tmp_path / "runs" / "one").exists()
 
 
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
+SEARCHED = f"{os.environ['PATH']}:/usr/sbin"
+SLURM_CONFIG = Path(fake_slurm.__file__).with_name("slurm.conf").read_text()
+"""No accounting, which would need a database: submitit then knows a task's end by what it leaves behind."""
+
+
 @pytest.fixture
 def one_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmSettings]:
-    """A real Slurm, and what its node has."""
-    if reason := real_slurm.why_not():
-        # A controller and a node need root and Debian's packages; CI runs the same launcher on fake programs.
-        pytest.skip(reason)
-    with real_slurm.real_slurm(monkeypatch.setenv):
+    """What the node of a real Slurm has: munged, slurmctld and slurmd of this test alone, with all their files in one
+    folder.
+    """
+    # A controller and a node need root and those packages; CI runs the same launcher on fake programs.
+    if missing := [name for name in PROGRAMS if shutil.which(name, path=SEARCHED) is None]:
+        pytest.skip(f"no {', '.join(missing)}: apt-get install slurm-wlm munge")
+    if os.geteuid() != 0:
+        pytest.skip("slurmd wants to be root")
+    monkeypatch.setenv("PATH", SEARCHED)
+    # Not below pytest's own folder, which others must not enter: munge refuses such a place for its socket.
+    folder = Path(f"/tmp/exgrpo-slurm-{os.getpid()}")
+    folder.mkdir(mode=0o755)
+    for name in ("spool", "state"):
+        (folder / name).mkdir()
+    config = folder / "slurm.conf"
+    ports = [free_port(), free_port()]
+    config.write_text(SLURM_CONFIG.format(host=socket.gethostname(), ports=ports, cpus=os.cpu_count(), folder=folder))
+    monkeypatch.setenv("SLURM_CONF", str(config))
+    key = folder / "munge.key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o400)
+    files = {"key-file": key, "socket": folder / "munge.socket", "pid-file": folder / "munged.pid"}
+    files |= {"log-file": folder / "munge.log", "seed-file": folder / "munge.seed"}
+    subprocess.run(["munged", "--force", *(f"--{name}={path}" for name, path in files.items())], check=True)
+    for name in ("slurmctld", "slurmd"):
+        subprocess.run([name, "-L", str(folder / f"{name}.log")], check=True)
+    try:
+        wait_until(lambda: "idle" in subprocess.run(["sinfo"], capture_output=True, text=True, check=False).stdout)
         yield SlurmSettings(partition="main", hours=1.0)
+    finally:
+        # Steps outlive their slurmd: none must be left when it is stopped.
+        subprocess.run(["scancel", "--user", "root"], check=False)
+        wait_until(lambda: not subprocess.run(["squeue", "-h"], capture_output=True, check=False).stdout)
+        for name in ("slurmd", "slurmctld", "munged"):
+            pid = folder / f"{name}.pid"
+            if pid.is_file():
+                os.kill(int(pid.read_text()), signal.SIGTERM)
+                wait_until(lambda pid=pid: not pid.is_file() or not Path(f"/proc/{pid.read_text().strip()}").exists())
+        shutil.rmtree(folder)
 
 
 @pytest.mark.slow
