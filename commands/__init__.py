@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import typer
@@ -18,20 +19,8 @@ from typer.exceptions import TyperException
 
 from exgrpo_cli.base import errors
 from exgrpo_cli.base.output import PrintableRecord, data_alone, interrupts_kept, loading_note, tell_warnings
-from exgrpo_cli.commands.ablate import ablate
 from exgrpo_cli.commands.cli import talk, template
-from exgrpo_cli.commands.doctor import doctor
 from exgrpo_cli.commands.evaluate import evaluate
-from exgrpo_cli.commands.fork import fork
-from exgrpo_cli.commands.new import new
-from exgrpo_cli.commands.prepare import prepare
-from exgrpo_cli.commands.presets import presets
-from exgrpo_cli.commands.publish import publish
-from exgrpo_cli.commands.replay_stats import replay_stats
-from exgrpo_cli.commands.report import report
-from exgrpo_cli.commands.sample import sample
-from exgrpo_cli.commands.train import train
-from exgrpo_cli.commands.verify import verify
 
 
 class PlainFlags:
@@ -83,9 +72,14 @@ def root(
         typer.echo(template("greeting"), nl=False)
 
 
-own = (prepare, train, replay_stats, report, verify, fork, publish, sample, evaluate, ablate, doctor, presets, new)
-for command in own:
-    app.command(command.__name__.replace("_", "-"), cls=Command)(command)
+COMMANDS = (
+    "prepare", "train", "replay_stats", "report", "verify", "fork", "publish", "sample", "evaluate", "ablate", "doctor",
+    "presets", "new",
+)  # fmt: skip
+"""In the order of the help: modules of this package, and the function of the same name in each."""
+for name in COMMANDS:
+    command = getattr(import_module(f"exgrpo_cli.commands.{name}"), name)
+    app.command(name.replace("_", "-"), cls=Command)(command)
 app.command("eval", cls=Command, hidden=True)(evaluate)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import Message, Question
 from exgrpo_cli.config.requests import PrepareRequest
 from exgrpo_cli.config.sections import NON_NEGATIVE, POSITIVE, Bound, check, setting
-from exgrpo_cli.config.sections.data import ArithmeticSettings
+from exgrpo_cli.config.sections.data import ArithmeticSettings, RequireBox
 from exgrpo_cli.config.settings import read_section
 from exgrpo_cli.evaluation.sampling import QuestionRecord
 from exgrpo_cli.presets import load_preset, preset_names
@@ -55,7 +55,7 @@ class Protocol:
     top_p: float = setting(1.0, Bound(lambda p: 0 < p <= 1, "above 0 and at most 1"))
     max_tokens: int = setting(8192, POSITIVE)
     """Response limit in tokens, EOS included."""
-    require_box: Literal["auto", "always", "never"] = "auto"
+    require_box: RequireBox = "auto"
     """Whether a response without `\\boxed{}` has no answer; "auto" takes what the template asks for."""
     require_eos: bool = False
     """Whether a response cut off at the limit has no answer."""
@@ -64,11 +64,6 @@ class Protocol:
 
     def __post_init__(self) -> None:
         check("protocol", self)
-
-    @property
-    def requires_box(self) -> bool | None:
-        """`require_box` as templates take it: None leaves it to the template."""
-        return {"auto": None, "always": True, "never": False}[self.require_box]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

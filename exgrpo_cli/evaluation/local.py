@@ -93,7 +93,7 @@ class LocalModel:
         InputError where a prompt leaves no room for a response.
         """
         wanted = self._choice.config.data.template if protocol.template == "auto" else protocol.template
-        template = choose_template(wanted, self._tokenizer, requires_box=protocol.requires_box)
+        template = choose_template(wanted, self._tokenizer, require_box=protocol.require_box)
         prompt_ids = {record.question.id: encode(template, record.question, self._tokenizer) for record in records}
         longest = max(prompt_ids, key=lambda question_id: len(prompt_ids[question_id]))
         length, room = len(prompt_ids[longest]), protocol.max_tokens

@@ -144,7 +144,7 @@ class Endpoint:
 
     def prepare(self, name: str, protocol: Protocol, records: tuple[QuestionRecord, ...]) -> Prepared:
         """See `LocalModel.prepare`; only the server knows its window: it refuses what exceeds it."""
-        template = choose_template(protocol.template, None, requires_box=protocol.requires_box)
+        template = choose_template(protocol.template, None, require_box=protocol.require_box)
         prompts = {record.question.id: endpoint_prompt(template, record.question) for record in records}
         return Prepared(
             records=tuple(replace(record, prompt_text=_prompt_text(prompts[record.question.id])) for record in records),

@@ -16,6 +16,7 @@ from jaxtyping import Int32
 from exgrpo_cli.base import bounds, data
 from exgrpo_cli.base.errors import InputError, first_line, nearest
 from exgrpo_cli.base.types import AnswerFormat, Message, Question
+from exgrpo_cli.config.sections.data import RequireBox
 from exgrpo_cli.questions.question_file import is_unicode, question_text
 
 THINK = "<think>\n"
@@ -76,11 +77,11 @@ TEMPLATES = {name: Template(name=name, **said) for name, said in data.tables(__f
 THOUGHT_SOLUTION_SYSTEM = TEMPLATES["thought-solution"].system
 
 
-def choose_template(name: str, tokenizer: Tokenizer | None, *, requires_box: bool | None = None) -> Template:
+def choose_template(name: str, tokenizer: Tokenizer | None, *, require_box: RequireBox = "auto") -> Template:
     """The named template ("auto" is `chat`) as it is with this tokenizer; without one, for a server that has its own.
 
     For `chat`, whether the prompt opens `<think>` and asks for `\\boxed{}` is read off the rendered text of an empty
-    question. `requires_box` overrides what the template asks for.
+    question. `require_box` overrides what the template asks for, but for "auto".
 
     Raises InputError for an unknown name, and where the template needs a chat template and the tokenizer has none.
     """
@@ -96,7 +97,7 @@ def choose_template(name: str, tokenizer: Tokenizer | None, *, requires_box: boo
             )
         [text] = _chat_texts(template, [[Message(role="user", content="")]], tokenizer)
         template = replace(template, opens_think=_is_think_open(text), requires_box="\\boxed" in text)
-    return template if requires_box is None else replace(template, requires_box=requires_box)
+    return template if require_box == "auto" else replace(template, requires_box=require_box == "always")
 
 
 def answer_format(template: Template, *, require_eos: bool) -> AnswerFormat:

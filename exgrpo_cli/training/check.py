@@ -14,7 +14,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,7 +36,7 @@ from exgrpo_cli.models.export import export_model
 from exgrpo_cli.models.load import load_folder, locate
 from exgrpo_cli.models.tiny import make_tokenizer
 from exgrpo_cli.ranks import ALONE, Ranks
-from exgrpo_cli.training.setup import check_window, make_engines, take_device
+from exgrpo_cli.training.setup import check_window, connect, make_engines
 from exgrpo_cli.training.state import Prompts
 from exgrpo_cli.training.step.rollouts import sampling_params
 
@@ -180,11 +179,7 @@ def check_run(plan: Plan, *, reporter: Reporter, ranks: Ranks = ALONE) -> dict[s
     shape of its backbone is not known here, and RunError for what would stop a run.
     """
     started, config = time.perf_counter(), plan.config
-    torch.set_num_threads(config.run.threads)
-    device = take_device(config.run.device, ranks.local_rank)
-    ranks.connect(device, timedelta(minutes=config.run.rank_timeout))
-    if network := ranks.measure_network(device):
-        reporter.note(network)
+    device = connect(config, ranks, reporter.note)
     with TemporaryDirectory(prefix="exgrpo-check-") as name, ExitStack() as stack:
         reporter.note("making random weights of the backbone's shape")
         # Ranks of a host read what the first of them has written.

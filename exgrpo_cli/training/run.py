@@ -5,12 +5,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from exgrpo_cli.base.errors import InputError, Interrupted
 from exgrpo_cli.base.files import write_json
@@ -30,7 +27,7 @@ from exgrpo_cli.studies.measure import measure
 from exgrpo_cli.training.checkpoint import export_weights, save_adapter, save_checkpoint
 from exgrpo_cli.training.loop import run_step
 from exgrpo_cli.training.metrics import Clock, ask_heldout, ask_hotter, ask_trained, score_text, validation_metrics
-from exgrpo_cli.training.setup import setup_run, take_device
+from exgrpo_cli.training.setup import connect, setup_run
 from exgrpo_cli.training.state import ActiveRun
 from exgrpo_cli.training.step.groups import Group
 from exgrpo_cli.training.step.guards import Guards
@@ -65,11 +62,7 @@ def train(
     for note in plan.notes:
         speaker.note(note)
     require_runnable(plan)
-    torch.set_num_threads(config.run.threads)
-    device = take_device(config.run.device, ranks.local_rank)
-    ranks.connect(device, timedelta(minutes=config.run.rank_timeout))
-    if network := ranks.measure_network(device):
-        speaker.note(network)
+    connect(config, ranks, speaker.note)
     time_limit = time_limit or TimeLimit.of_job()
     path = ranks.from_main(lambda: path)
     with Stopper(partial(speaker.note, STOPPING)) as stopper, ExitStack() as stack:

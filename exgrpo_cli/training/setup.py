@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -123,6 +124,16 @@ def take_experience(config: Config, parts: Parts, reporter: Reporter, *, is_new:
     reporter.note(parts.ranks.from_main(lambda: warm_start(parts.main_store, source, config.objective, most)))
 
 
+def connect(config: Config, ranks: Ranks, note: Callable[[str], None]) -> torch.device:
+    """The policy's device, once the ranks have met; `note` hears how fast the network between hosts is."""
+    torch.set_num_threads(config.run.threads)
+    device = take_device(config.run.device, ranks.local_rank)
+    ranks.connect(device, timedelta(minutes=config.run.rank_timeout))
+    if network := ranks.measure_network(device):
+        note(network)
+    return device
+
+
 def take_device(requested: str, local_rank: int) -> torch.device:
     """The device of the policy, by the settled `run.device`: each rank of a host takes the GPU of its number.
 
@@ -147,16 +158,7 @@ def take_device(requested: str, local_rank: int) -> torch.device:
 
 def choose_run_template(config: Config, tokenizer: PreTrainedTokenizerBase) -> Template:
     """The settings' prompt template. Raises InputError for one that the tokenizer cannot fill."""
-    require_box = {"auto": None, "always": True, "never": False}[config.data.require_box]
-    return choose_template(config.data.template, tokenizer, requires_box=require_box)
-
-
-def encode_prompts(
-    config: Config, template: Template, tokenizer: PreTrainedTokenizerBase, questions: RunQuestions
-) -> Prompts:
-    """Prompts of all questions; the model need not be there. Raises InputError for one over the limit."""
-    everything = (*questions.train, *questions.heldout)
-    return encode_within(template, everything, tokenizer, max_tokens=config.data.max_prompt_tokens)
+    return choose_template(config.data.template, tokenizer, require_box=config.data.require_box)
 
 
 def assemble(
@@ -171,15 +173,14 @@ def assemble(
     device = take_device(config.run.device, ranks.local_rank)
     with ranks.first_on_host():
         tokenizer = load_tokenizer(config.backbone, config.tiny, reporter.progress)
-    template = choose_run_template(config, tokenizer)
-    reporter.phase(f"reading {len(questions.train) + len(questions.heldout):,} prompts")
-    prompts = encode_prompts(config, template, tokenizer, questions)
+    template, everything = choose_run_template(config, tokenizer), (*questions.train, *questions.heldout)
+    reporter.phase(f"reading {len(everything):,} prompts")
+    prompts = encode_within(template, everything, tokenizer, max_tokens=config.data.max_prompt_tokens)
     with ranks.first_on_host():
         folder = locate(config.backbone, config.tiny, reporter.progress)
         require_model(folder)
     with reporter.showing(f"loading {config.backbone.name}"):
         backbone = load_folder(folder, device, config.backbone)
-    everything = [*questions.train, *questions.heldout]
     check_window(config, backbone.model.config)
     require_runnable(plan, max(map(len, prompts.values())))
     with reporter.showing(f"starting {config.rollout.engine} and {config.optim.engine} for {config.backbone.name}"):

@@ -111,7 +111,7 @@ def check_start(start: RunStart) -> tuple[str, ...]:
 
     Raises InputError for what the run itself would refuse.
     """
-    from exgrpo_cli.questions.prompts import TEMPLATES
+    from exgrpo_cli.questions.prompts import TEMPLATES, encode_within
     from exgrpo_cli.runs.folder import RunFolder
     from exgrpo_cli.training.questions import check_questions, stored_questions
 
@@ -131,11 +131,12 @@ def check_start(start: RunStart) -> tuple[str, ...]:
     model = Path(config.backbone.source).expanduser()
     if config.backbone.source != "tiny" and model.is_dir():
         from exgrpo_cli.models.load import read_tokenizer
-        from exgrpo_cli.training.setup import choose_run_template, encode_prompts
+        from exgrpo_cli.training.setup import choose_run_template
 
         template = choose_run_template(config, tokenizer := read_tokenizer(model))
         if questions is not None:
-            encode_prompts(config, template, tokenizer, questions)
+            everything = (*questions.train, *questions.heldout)
+            encode_within(template, everything, tokenizer, max_tokens=config.data.max_prompt_tokens)
     return ()
 
 

@@ -75,9 +75,9 @@ def test_what_a_chat_template_asks_for_is_read_off_its_text(chat_template, opens
 
 def test_a_box_can_be_overridden_and_a_think_block_is_not_opened_twice():
     tok = tokenizer(CHAT.replace("[assistant]", "[assistant]<think>\n"))
-    assert choose_template("chat", tok, requires_box=True).requires_box
+    assert choose_template("chat", tok, require_box="always").requires_box
     assert choose_template("thought-solution", tok).requires_box
-    assert not choose_template("thought-solution", tok, requires_box=False).requires_box
+    assert not choose_template("thought-solution", tok, require_box="never").requires_box
     assert render(choose_template("thought-solution", tok), PLAIN, tok).endswith("[assistant]<think>\n")
 
 

@@ -10,6 +10,8 @@ from typing import Literal
 from exgrpo_cli.config.names import is_made
 from exgrpo_cli.config.sections import FRACTION, NAMED, NON_NEGATIVE, POSITIVE, Bound, between, require, setting
 
+RequireBox = Literal["auto", "always", "never"]
+
 
 def share_of(heldout: str) -> float | None:
     """The share of the training questions that `data.heldout` asks for; None where it names a set."""
@@ -56,7 +58,7 @@ class DataSettings:
     `prepare --split` put beside a file, or a tenth of the training questions, 500 at most."""
     template: str = "auto"
     """Prompt template; "auto" is the backbone's own chat template."""
-    require_box: Literal["auto", "always", "never"] = "auto"
+    require_box: RequireBox = "auto"
     """Whether a response without `\\boxed{}` has no answer; "auto" asks where the template's text asks for a box."""
     max_prompt_tokens: int = setting(1024, POSITIVE)
     """A longer prompt is refused before the run starts."""
