@@ -42,11 +42,6 @@ def fork(
         ranked = {f"rank of {name}": known for name, known in report["rank_correlation"].items() if known}
         told = ({name: report[name] for name in forking.EFFECTS} | ranked).items()
         numbers = {end: lambda row, end=end: significant(row[1][end]) for end in ("mean", "low", "high")}
-        print_table(
-            table_of(
-                f"{report['units']} units {'for another row' if instead else 'left out'}",
-                {"": lambda row: row[0], **numbers},
-                list(told),
-            )
-        )
+        title = f"{report['units']} units {'for another row' if instead else 'left out'}"
+        print_table(table_of(title, {"": lambda row: row[0], **numbers}, list(told)))
         write_text(f"{report['table']} has them one by one")

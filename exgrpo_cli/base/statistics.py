@@ -110,7 +110,11 @@ def bootstrap_interval(values: Rates, rng: np.random.Generator, *, resamples: in
         return float(values[0]), float(values[0])
     t = t_quantile(questions - 1)
     tail = NormalDist().cdf(-math.sqrt(questions / (questions - 1)) * t)
-    low, high = np.quantile(_bootstrap_means(values, rng, resamples), [tail, 1 - tail])
+    # Questions with equal values are interchangeable: drawing how often each distinct value comes up has the same
+    # distribution as drawing questions, at a cost in the number of distinct values (k + 1) instead of questions.
+    distinct, counts = np.unique(values, return_counts=True)
+    drawn = rng.multinomial(questions, counts / questions, size=resamples)
+    low, high = np.quantile((drawn @ distinct) / questions, [tail, 1 - tail])
     return float(low), float(high)
 
 
@@ -125,14 +129,6 @@ def _with_unseen(interval: tuple[float, float], value: float, number: int, *, sm
     low, high = min(interval[0], value - unseen * (value - smallest)), max(interval[1], value + unseen * (1 - value))
     # Rounding could leave ends such as 1 + 1e-16.
     return max(smallest, low), min(1.0, high)
-
-
-def _bootstrap_means(values: Rates, rng: np.random.Generator, resamples: int) -> Float64[np.ndarray, " resamples"]:
-    # Questions with equal values are interchangeable: drawing how often each distinct value comes up has the same
-    # distribution as drawing questions, at a cost in the number of distinct values (k + 1) instead of questions.
-    distinct, counts = np.unique(values, return_counts=True)
-    drawn = rng.multinomial(len(values), counts / len(values), size=resamples)
-    return (drawn @ distinct) / len(values)
 
 
 def pass_at_k_by_question(correct: Counts, samples: int, k: int) -> Rates:

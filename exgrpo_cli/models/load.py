@@ -191,12 +191,11 @@ def _trained_dtype(saved: str | None) -> Literal["float32", "bfloat16"]:
     return "bfloat16" if saved in ("bfloat16", "float16") else "float32"
 
 
-def load_folder(folder: Path, device: "torch.device", settings: BackboneSettings | None = None) -> Backbone:
+def load_folder(folder: Path, device: "torch.device", settings: BackboneSettings = BackboneSettings()) -> Backbone:
     """Load a local Hugging Face folder, `settings` overriding precision, rope base and window where given."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    settings = settings or BackboneSettings()
     tokenizer = read_tokenizer(folder)
     with reading_model(folder, "model that transformers can load"):
         require_safetensors(folder)

@@ -316,7 +316,7 @@ def other_metric(record: RunRecord, rules: Any, rng: np.random.Generator) -> Num
     often there was a choice and both made the same. Not `measured` are candidates of which values of birth are taken.
     """
     metric, scores, own_rules = resolve_metric(rules.metric), record.scores, record.config.replay
-    numbers = draw_numbers(scores, record.trajectories.question[scores.row])
+    numbers = draw_numbers(record)
     order = np.lexsort((scores.row, numbers))
     taken, others, same = [order[:0]], [order[:0]], []
     for rows in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):

@@ -16,7 +16,7 @@ from exgrpo_cli.ledger.columns import COLLECTED, EVICTED, NO_BUCKET, READMITTED,
 from exgrpo_cli.ledger.schemas import WARM_START_STEP
 from exgrpo_cli.replay import by_question, by_unit, place, prefix, replace, revisit
 from exgrpo_cli.show.draw_test import draw_test
-from exgrpo_cli.show.record import Columns, RunRecord, question_texts, table_rows
+from exgrpo_cli.show.record import RunRecord, question_texts, table_rows
 
 Numbers = dict[str, Any]
 Steps = Int64[np.ndarray, " steps"]
@@ -255,7 +255,7 @@ def entropy_of_choice(record: RunRecord) -> Numbers:
     no measurement the entropies are those of birth.
     """
     scores, last = record.scores, record.last_step
-    numbers = draw_numbers(scores, record.trajectories.question[scores.row])
+    numbers = draw_numbers(record)
     counts, num_chosen = np.bincount(numbers), np.bincount(numbers, weights=scores.chosen)
     kept = num_chosen > 0  # an effective-sample-size guard measures draws that are then given up
     available = np.bincount(numbers, weights=scores.entropy)[kept] / counts[kept]
@@ -273,10 +273,10 @@ def entropy_of_choice(record: RunRecord) -> Numbers:
     }
 
 
-def draw_numbers(scores: Columns, question: Int64[np.ndarray, " scores"]) -> Int64[np.ndarray, " scores"]:
+def draw_numbers(record: RunRecord) -> Int64[np.ndarray, " scores"]:
     """Number of the (step, question) draw each score belongs to, in order of step, then question."""
-    span = int(question.max(initial=0)) + 1
-    _, numbers = np.unique(scores.step * span + question, return_inverse=True)
+    question = record.trajectories.question[record.scores.row]
+    _, numbers = np.unique(record.scores.step * (int(question.max(initial=0)) + 1) + question, return_inverse=True)
     return numbers
 
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -170,9 +171,14 @@ def pass_at_1(result: RunResult) -> Float64[np.ndarray, " questions"]:
     return result.after / result.samples
 
 
+def pass_at(k: int, result: RunResult) -> Float64[np.ndarray, " questions"]:
+    """Chance of a right answer among k, per held-out question."""
+    return pass_at_k_by_question(result.after, result.samples, k)
+
+
 def pass_at_n(result: RunResult) -> Float64[np.ndarray, " questions"]:
     """Whether each held-out question was solved by any of its n responses after training."""
-    return pass_at_k_by_question(result.after, result.samples, result.samples)
+    return pass_at(result.samples, result)
 
 
 def valid_pass_at_1(result: RunResult) -> Float64[np.ndarray, " questions"]:
@@ -285,12 +291,8 @@ def told_endpoints(results: Results) -> dict[str, Endpoint]:
 
 def coverage_endpoints(results: Results) -> dict[str, Endpoint]:
     """pass@k at k = 2, 4, ... up to the fewest responses that a question was given in any of the runs."""
-
-    def pass_at(k: int) -> Callable[[RunResult], Float64[np.ndarray, " questions"]]:
-        return lambda result: pass_at_k_by_question(result.after, result.samples, k)
-
     ks = pass_at_ks(min(run.samples for run in results.values()))
-    return {f"pass@{k}": Endpoint(f"held-out pass@{k}", pass_at(k)) for k in ks if k > 1}
+    return {f"pass@{k}": Endpoint(f"held-out pass@{k}", partial(pass_at, k)) for k in ks if k > 1}
 
 
 def values_of(endpoint: Endpoint, results: Results) -> dict[int, float]:

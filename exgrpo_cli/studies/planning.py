@@ -209,7 +209,7 @@ def plan_study(
     folder: Path,
     arms: Sequence[studies.Arm],
     seeds: Sequence[int] | Mapping[str, Sequence[int]],
-    request: StudyRequest | None = None,
+    request: StudyRequest = StudyRequest(),
     *,
     equal: str = "steps",
 ) -> studies.Study:
@@ -220,7 +220,6 @@ def plan_study(
     configuration, or a damaged result.
     """
     require_writable(folder / studies.PLAN_FILE)
-    request = request or StudyRequest()
     names: dict[str, str] = {}
     for arm in arms:
         if (other := names.setdefault(arm.folder_name, arm.name)) != arm.name:
@@ -282,14 +281,13 @@ def _require_same_settings(study: studies.Study, request: StudyRequest) -> None:
                 raise InputError(f"{folder} holds a run with another {keys}: choose another --name, or remove it.")
 
 
-def plan_claims(claims: Sequence[Claim], folder: Path, request: StudyRequest | None = None) -> studies.Study:
+def plan_claims(claims: Sequence[Claim], folder: Path, request: StudyRequest = StudyRequest()) -> studies.Study:
     """The study in `folder` of all arms of the claims, each with the seeds of all claims that it is in.
 
     Raises InputError as `plan_study` does, where the request has settings that would change what a claim says, and
     where the study was begun with a claim that has changed since; for a claim that has changed since it was fixed, and
     a result that was begun before that.
     """
-    request = request or StudyRequest()
     backbone = claims[0].terms.backbone and (request.backbone or claims[0].terms.backbone)
     request = replace(request, backbone=backbone or request.backbone)
     named = _named_apart(claims, folder)

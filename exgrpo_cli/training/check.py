@@ -67,19 +67,16 @@ class Meter:
     def phase(self, name: str) -> Iterator[None]:
         """Work to be measured."""
         self.doing = f"{name} of step {self.step}"
-        self._begin()
+        if self._device.type == "cuda":
+            # What torch keeps afterwards is then what this phase has taken.
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self._device)
         started = time.perf_counter()
         yield
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self.seconds[name].append(time.perf_counter() - started)
         self.peaks[name] = max(self.peaks[name], self._taken() - self._before)
-
-    def _begin(self) -> None:
-        """Let what torch keeps afterwards be what this phase has taken."""
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(self._device)
 
     def _taken(self) -> int:
         """Bytes taken on the GPU, by whomever, but for what torch has kept without need: of a cache that grows it keeps
