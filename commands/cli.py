@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, ge
 
 import typer
 
-from exgrpo_cli.base.data import tables
-from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.output import data_stream, printable, say, wrapped
+from exgrpo_cli.base import data, errors, output
 from exgrpo_cli.config.requests import RunRequest, StudyRequest
 
 if TYPE_CHECKING:
@@ -63,7 +61,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
     What is not given is left to the defaults of the command and of its dataclasses.
     """
-    shared, own = (tables(__file__, "options.toml")[name] for name in ("shared", command.__name__))
+    shared, own = (data.tables(__file__, "options.toml")[name] for name in ("shared", command.__name__))
     groups: dict[str, Any] = {}
     kinds: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
@@ -126,7 +124,7 @@ def _refuse_others(given: Sequence[str], words: dict[str, Any]) -> None:
     for name in given:
         for other in given:
             if "alone" in words[name] and other not in (name, *words[name]["beside"]):
-                raise InputError(f"{_flag(other, words[other])} {words[name]['alone']}: leave it out.")
+                raise errors.InputError(f"{_flag(other, words[other])} {words[name]['alone']}: leave it out.")
 
 
 def lasting(name: str) -> str:
@@ -150,15 +148,15 @@ def print_json(value: Any) -> None:
 
 def write_data(text: str, *, end: str = "\n") -> None:
     """Write text to stdout."""
-    typer.echo(printable(text) + end, file=data_stream(), nl=False)
+    typer.echo(output.printable(text) + end, file=output.data_stream(), nl=False)
 
 
 def write_text(text: str) -> None:
     """Write text for people to stdout, wrapped between words on a terminal."""
-    write_data(wrapped(text, data_stream()))
+    write_data(output.wrapped(text, output.data_stream()))
 
 
 def talk(text: str, *, quiet: bool = False) -> None:
     """Write one line for people to stderr."""
     if not quiet:
-        say(text)
+        output.say(text)

@@ -20,8 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from exgrpo_cli.base.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError, RunError, first_line
-from exgrpo_cli.base.output import SIGNALS, data_stream
+from exgrpo_cli.base import errors, output
 
 if TYPE_CHECKING:
     # A plan knows ranks, and needs no torch.
@@ -189,7 +188,7 @@ class Ranks:
         if self.is_main:
             try:
                 box = [(work(), None)]
-            except ExgrpoError as error:
+            except errors.ExgrpoError as error:
                 box = [(None, error)]
         with _naming_the_cause("hear from rank 0"):
             dist.broadcast_object_list(box, src=0, group=self._objects)
@@ -281,27 +280,27 @@ def _naming_the_cause(work: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if isinstance(error, ExgrpoError):
+        if isinstance(error, errors.ExgrpoError):
             raise
-        raise RunError(
+        raise errors.RunError(
             f"rank {os.environ.get('RANK', 0)} could not {work}: one of them has ended or hangs "
-            f"({first_line(error)[:200]}). If it left no error of its own it was killed, most often for want of "
+            f"({errors.first_line(error)[:200]}). If it left no error of its own it was killed, most often for want of "
             "memory; go on with --resume."
         ) from error
 
 
 def _leave(code: int) -> None:
     """End the process at once, with what it has said."""
-    data_stream().flush()
+    output.data_stream().flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def _exit_code(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
-        return EXIT_INTERRUPTED
-    code = getattr(error, "exit_code" if isinstance(error, ExgrpoError) else "code", None)
-    return code if isinstance(code, int) else EXIT_STOPPED
+        return errors.EXIT_INTERRUPTED
+    code = getattr(error, "exit_code" if isinstance(error, errors.ExgrpoError) else "code", None)
+    return code if isinstance(code, int) else errors.EXIT_STOPPED
 
 
 def _watch(store: "dist.Store", launcher: int, leaving: threading.Event) -> None:
@@ -363,7 +362,7 @@ def run_ranks(arguments: Sequence[str], num_ranks: int, hosts: Hosts | None = No
             rank.send_signal(number)
 
     first = hosts.own * num_ranks
-    handlers = {number: signal.signal(number, pass_on) for number in SIGNALS}
+    handlers = {number: signal.signal(number, pass_on) for number in output.SIGNALS}
     try:
         for local in range(num_ranks):
             own = {name: str(value) for name, value in (world | {"RANK": first + local, "LOCAL_RANK": local}).items()}
@@ -383,14 +382,14 @@ def run_ranks(arguments: Sequence[str], num_ranks: int, hosts: Hosts | None = No
         for number, handler in handlers.items():
             signal.signal(number, handler)
     # Of those that have ended since the last look a killed one took the others along.
-    code = min((code for code in codes if code), default=EXIT_DONE)
+    code = min((code for code in codes if code), default=errors.EXIT_DONE)
     if code >= 0:
         return code
     if passed_on:
-        return EXIT_INTERRUPTED
+        return errors.EXIT_INTERRUPTED
     ended = signal.Signals(-code)
     cause = "most often for want of memory (see dmesg)" if ended == signal.SIGKILL else "not by an error it raised"
-    raise RunError(
+    raise errors.RunError(
         f"rank {first + codes.index(code)} was ended by {ended.name}, {cause}; go on with --resume from the last "
         "checkpoint."
     )

@@ -26,9 +26,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from exgrpo_cli.base import errors, files
 from exgrpo_cli.base.cache import cached_folder
-from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import write_text
 from exgrpo_cli.base.versions import processor
 
 PADDED_ROWS = ((256, 32), (2048, 128), (math.inf, 512))
@@ -58,11 +57,11 @@ def onednn_pays() -> bool:
         folder = cached_folder(
             name="matmuls",
             key=key,
-            build=lambda folder: write_text(folder / "gain", f"{_gain():.3f}\n"),
+            build=lambda folder: files.write_text(folder / "gain", f"{_gain():.3f}\n"),
             notice=lambda text: None,
         )
         return float((folder / "gain").read_text(encoding="utf-8")) >= LEAST_GAIN
-    except (InputError, OSError):
+    except (errors.InputError, OSError):
         return _gain() >= LEAST_GAIN
 
 

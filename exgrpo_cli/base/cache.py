@@ -7,8 +7,7 @@ from pathlib import Path
 import platformdirs
 from filelock import FileLock
 
-from exgrpo_cli.base import files
-from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base import errors, files
 
 Notice = Callable[[str], None]
 """Receives the reason for which a folder that exists is built again."""
@@ -43,7 +42,7 @@ def cached_folder(
         lock = FileLock(root / f"{folder.name}.lock").acquire()
     except OSError as error:
         refusal = f"cannot be written ({error.filename}: {error.strerror})"
-        raise InputError(f"The cache folder {root} {refusal}: set EXGRPO_CACHE to one that can.") from error
+        raise errors.InputError(f"The cache folder {root} {refusal}: set EXGRPO_CACHE to one that can.") from error
     with lock:
         if os.path.lexists(folder):
             damage = files.find_damage(folder) or _unlisted(folder) if folder.is_dir() else "it is no folder"

@@ -14,12 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from exgrpo_cli.base.errors import InputError, RunError
-from exgrpo_cli.base.types import Message, Question
-from exgrpo_cli.config.requests import PrepareRequest
-from exgrpo_cli.config.sections import NON_NEGATIVE, POSITIVE, Bound, check, setting
+from exgrpo_cli.base import errors, types
+from exgrpo_cli.config import requests, sections, settings
 from exgrpo_cli.config.sections.data import ArithmeticSettings, RequireBox
-from exgrpo_cli.config.settings import read_section
 from exgrpo_cli.evaluation.sampling import QuestionRecord
 from exgrpo_cli.presets import load_preset, preset_names
 from exgrpo_cli.questions import files, layouts, question_file, sources, values
@@ -49,21 +46,21 @@ class Protocol:
     """Prompt template; "auto" is the run's own for a run folder, else the model's chat template."""
     grader: str = "math"
     """A built-in one, of `config.names.GRADERS`."""
-    samples: int = setting(1, POSITIVE)
+    samples: int = sections.setting(1, sections.POSITIVE)
     """k of avg@k."""
-    temperature: float = setting(0.6, POSITIVE)
-    top_p: float = setting(1.0, Bound(lambda p: 0 < p <= 1, "above 0 and at most 1"))
-    max_tokens: int = setting(8192, POSITIVE)
+    temperature: float = sections.setting(0.6, sections.POSITIVE)
+    top_p: float = sections.setting(1.0, sections.Bound(lambda p: 0 < p <= 1, "above 0 and at most 1"))
+    max_tokens: int = sections.setting(8192, sections.POSITIVE)
     """Response limit in tokens, EOS included."""
     require_box: RequireBox = "auto"
     """Whether a response without `\\boxed{}` has no answer; "auto" takes what the template asks for."""
     require_eos: bool = False
     """Whether a response cut off at the limit has no answer."""
-    shuffle_seed: int = setting(0, NON_NEGATIVE)
+    shuffle_seed: int = sections.setting(0, sections.NON_NEGATIVE)
     """Seed of the order of multiple-choice options."""
 
     def __post_init__(self) -> None:
-        check("protocol", self)
+        sections.check("protocol", self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,13 +81,13 @@ def load_benchmark(name: str) -> Benchmark:
     """
     preset = load_preset("benchmarks", name)
     if "suite" in preset:
-        raise InputError(f"{name!r} is a suite of benchmarks: name one of {', '.join(_members(preset))}.")
+        raise errors.InputError(f"{name!r} is a suite of benchmarks: name one of {', '.join(_members(preset))}.")
     where = f"benchmark preset {name!r}"
     return Benchmark(
         name=name,
         title=preset["about"]["title"],
-        source=read_section("source", (BenchmarkSource,), [(where, preset.get("source", {}))]),
-        protocol=read_section("protocol", (Protocol,), [(where, preset.get("protocol", {}))]),
+        source=settings.read_section("source", (BenchmarkSource,), [(where, preset.get("source", {}))]),
+        protocol=settings.read_section("protocol", (Protocol,), [(where, preset.get("protocol", {}))]),
     )
 
 
@@ -104,7 +101,7 @@ def load_benchmarks(names: Collection[str]) -> tuple[Benchmark, ...]:
 def own_benchmark(name: str) -> Benchmark:
     """A benchmark of the user's own questions, all rows of a file given with `--data`."""
     if name in preset_names("benchmarks"):
-        raise InputError(f"{name!r} is the name of a shipped benchmark: rename the question file.")
+        raise errors.InputError(f"{name!r} is the name of a shipped benchmark: rename the question file.")
     return Benchmark(name=name, title=name, source=BenchmarkSource(dataset=""), protocol=Protocol())
 
 
@@ -158,7 +155,7 @@ class BenchmarkQuestions:
     """Repeated rows left out."""
 
     @property
-    def questions(self) -> tuple[Question, ...]:
+    def questions(self) -> tuple[types.Question, ...]:
         """The questions alone."""
         return tuple(record.question for record in self.records)
 
@@ -175,11 +172,11 @@ def benchmark_questions(benchmark: Benchmark, data: Path | None = None) -> Bench
     preset = ":".join([f"{benchmark.source.dataset}@{benchmark.source.revision}", *benchmark.source.selectors])
     try:
         source = sources.open_source(preset if data is None else str(data), lambda done, total: None)
-    except (InputError, RunError) as error:
+    except (errors.InputError, errors.RunError) as error:
         if data is not None:
             raise
         advice = "Or name a file of its questions: --data FILE (of prepare: --decontaminate FILE)."
-        raise InputError(f"{benchmark.name}: {error} {advice}") from error
+        raise errors.InputError(f"{benchmark.name}: {error} {advice}") from error
     rows, origin = list(_questions(source, benchmark)), str(data or f"{benchmark.source.dataset}@{source.revision}")
     if data is not None and benchmark.source.dataset:
         # The user's own benchmark has no name to select by: every row of the file is its.
@@ -191,7 +188,7 @@ def benchmark_questions(benchmark: Benchmark, data: Path | None = None) -> Bench
     return BenchmarkQuestions(records=tuple(records), origin=origin, num_folded=len(rows) - len(distinct))
 
 
-def shuffle_choices(question: Question, seed: int) -> QuestionRecord:
+def shuffle_choices(question: types.Question, seed: int) -> QuestionRecord:
     """The question with its options in another order and the gold's label moved along.
 
     The order depends on the seed and the question's text, not on its place in the file. Where the options cannot be
@@ -204,7 +201,7 @@ def shuffle_choices(question: Question, seed: int) -> QuestionRecord:
     digest = hashlib.blake2b(f"{seed}\x1f{choices.text}".encode(), digest_size=8, person=b"exgrpo-options").digest()
     rng = np.random.default_rng(int.from_bytes(digest, "big"))
     order = [int(index) for index in rng.permutation(len(choices.options))]
-    prompt = (*question.prompt[:-1], Message(role="user", content=choices.reordered(order)))
+    prompt = (*question.prompt[:-1], types.Message(role="user", content=choices.reordered(order)))
     answer = choices.labels[order.index(place)]
     return QuestionRecord(
         question=replace(question, id=question_file.question_id(prompt, answer), prompt=prompt, answer=answer),
@@ -212,32 +209,32 @@ def shuffle_choices(question: Question, seed: int) -> QuestionRecord:
     )
 
 
-def _questions(source: sources.Source, benchmark: Benchmark) -> Iterator[Question]:
+def _questions(source: sources.Source, benchmark: Benchmark) -> Iterator[types.Question]:
     """Every row, without metadata: the protocol's grader counts, not a verifier that a question brings."""
     for path in source.files:
         question_file.require_content(path)
         first = [row for _, row in islice(files.iter_rows(path), layouts.SAMPLE_ROWS)]
         if not first:
-            raise InputError(f"{path} has no rows: there are no questions to ask.")
+            raise errors.InputError(f"{path} has no rows: there are no questions to ask.")
         try:
-            layout = layouts.recognise(str(path), first, PrepareRequest())
-        except InputError as error:
+            layout = layouts.recognise(str(path), first, requests.PrepareRequest())
+        except errors.InputError as error:
             meant = "These are options of `exgrpo prepare`, which makes a question file of it."
-            raise InputError(f"{error} {meant}") from error
+            raise errors.InputError(f"{error} {meant}") from error
         for number, row in files.iter_rows(path, layout.wanted):
             try:
                 yield replace(layout.question(row, source.name), metadata=None)
             except values.UnusableRow as error:
-                raise InputError(f"{path}: row {number} is no question of {benchmark.name}: {error}.") from error
+                raise errors.InputError(f"{path}: row {number} is no question of {benchmark.name}: {error}.") from error
 
 
-def _select(data: Path, rows: Sequence[Question], benchmark: Benchmark) -> list[Question]:
+def _select(data: Path, rows: Sequence[types.Question], benchmark: Benchmark) -> list[types.Question]:
     known = {_plain(name) for name in (*benchmark.source.data_sources, benchmark.name, benchmark.source.dataset)}
     kept = [question for question in rows if _plain(question.source) in known]
     if not kept:
         found = sorted({question.source for question in rows})
         listed = ", ".join(map(repr, found[:8])) + (f" and {len(found) - 8} more" if len(found) > 8 else "")
-        raise InputError(
+        raise errors.InputError(
             f"{data} has no questions of {benchmark.name}: its sources are {listed}, and those of {benchmark.name} are "
             f"called {', '.join(sorted(known))}. Without a BENCHMARK all of its rows are used."
         )

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 from rich.table import Column, Table
 
-from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.output import in_markdown
-from exgrpo_cli.base.statistics import compare_paired, holm, mean_of_scores, pass_at_k_by_question, pass_at_ks
+from exgrpo_cli.base import errors, output, statistics
 from exgrpo_cli.evaluation.benchmarks import averages_over, in_suite_order, title_of
 from exgrpo_cli.evaluation.results import MAY_DIFFER_IN_COMPARISON, ResultsFolder, differences
 from exgrpo_cli.evaluation.sampling import BOOTSTRAP_SEED, Evaluation
@@ -73,7 +71,7 @@ class ResultTable:
         if not self.comparisons:
             return ""
         return (
-            f"{MARK} differs from {in_markdown(next(iter(self.models)))}: p < {LEVEL}, paired sign-flip test by "
+            f"{MARK} differs from {output.in_markdown(next(iter(self.models)))}: p < {LEVEL}, paired sign-flip test by "
             f"question, Holm-adjusted over {len(self.comparisons)} comparisons."
         )
 
@@ -116,7 +114,7 @@ def _score(figures: Figures) -> dict[str, float]:
 
 
 def _mean(scores: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    mean = mean_of_scores([(score["value"], score["low"], score["high"]) for score in scores])
+    mean = statistics.mean_of_scores([(score["value"], score["low"], score["high"]) for score in scores])
     return dict(zip(("value", "low", "high"), mean, strict=True))
 
 
@@ -128,7 +126,7 @@ def markdown(table: ResultTable) -> str:
         # An average closes the group of its benchmarks.
         closed = [[*((titles[name], (name,)) for name in members), (AVERAGE, members)] for members in groups]
         columns = [column for group in closed for column in group]
-    lines = [["Model", *(in_markdown(head) for head, _ in columns)], ["---", *("---:" for _ in columns)]]
+    lines = [["Model", *(output.in_markdown(head) for head, _ in columns)], ["---", *("---:" for _ in columns)]]
     for model, results in table.models.items():
         made = {name: found["p_holm"] for (other, name), found in table.comparisons.items() if other == model}
         differs = [(name,) for name, p_holm in made.items() if p_holm < LEVEL]
@@ -142,7 +140,7 @@ def markdown(table: ResultTable) -> str:
                     values[place] = f"**{values[place]}**"
                 elif figures is results and members in differs:
                     values[place] += MARK
-            lines.append([in_markdown(label), *values])
+            lines.append([output.in_markdown(label), *values])
             lines.append(["95 % interval", *(_interval(score) if score else "" for score in scores)])
     text = "".join("| " + " | ".join(line) + " |\n" for line in lines)
     return f"{text}\n{table.footnote}\n" if table.footnote else text
@@ -200,10 +198,10 @@ def compare(paths: Sequence[Path]) -> ResultTable:
     models = models_in(paths)
     first, *others = models
     if not others:
-        raise InputError(f"there are results of {first} alone: name those of a second model to compare.")
+        raise errors.InputError(f"there are results of {first} alone: name those of a second model to compare.")
     if not any(models[first].keys() & models[other].keys() for other in others):
         theirs = dict.fromkeys(name for other in others for name in models[other])
-        raise InputError(
+        raise errors.InputError(
             f"{first} ({', '.join(models[first])}) shares no benchmark with the other models ({', '.join(theirs)})."
         )
     names = in_suite_order(dict.fromkeys(name for folders in models.values() for name in folders))
@@ -212,7 +210,7 @@ def compare(paths: Sequence[Path]) -> ResultTable:
         for other in rest:
             if unlike := differences(one.stamp, other.stamp, may_differ=MAY_DIFFER_IN_COMPARISON):
                 reason = f"their protocols differ: {'; '.join(unlike)}. Evaluate one of them again as the other was"
-                raise InputError(f"{one.path} and {other.path} cannot be compared, {reason}.")
+                raise errors.InputError(f"{one.path} and {other.path} cannot be compared, {reason}.")
     results: dict[str, dict[str, Any]] = {model: {} for model in models}
     made: dict[tuple[str, str], dict[str, Any]] = {}
     for name in names:
@@ -247,8 +245,8 @@ def _compared(one: Evaluation, other: Evaluation) -> dict[str, Any]:
     correct = (one.correct, np.array([counts[record.question.id] for record in one.records], dtype=np.int64))
 
     def difference(k: int) -> dict[str, float]:
-        mine, theirs = (pass_at_k_by_question(each, one.samples, k) for each in correct)
-        found = compare_paired(mine, theirs, np.random.default_rng(BOOTSTRAP_SEED))
+        mine, theirs = (statistics.pass_at_k_by_question(each, one.samples, k) for each in correct)
+        found = statistics.compare_paired(mine, theirs, np.random.default_rng(BOOTSTRAP_SEED))
         return {"difference": found.value, "low": found.low, "high": found.high, "p_value": found.p_value}
 
     first, second = ((each / one.samples).tolist() for each in correct)
@@ -260,18 +258,18 @@ def _compared(one: Evaluation, other: Evaluation) -> dict[str, Any]:
     return {
         **difference(1),
         "questions": len(one.records),
-        "pass_at_k": {str(k): difference(k) for k in pass_at_ks(one.samples)[1:]},
+        "pass_at_k": {str(k): difference(k) for k in statistics.pass_at_ks(one.samples)[1:]},
         "flips": sorted(flips, key=lambda flip: -abs(flip["second"] - flip["first"])),
     }
 
 
 def _adjust(comparisons: Sequence[dict[str, Any]]) -> None:
     """Add p-values adjusted for all comparisons; `pass_p_holm` is that of pass@k at the largest k, None at k = 1."""
-    for made, p_holm in zip(comparisons, holm([made["p_value"] for made in comparisons]), strict=True):
+    for made, p_holm in zip(comparisons, statistics.holm([made["p_value"] for made in comparisons]), strict=True):
         made |= {"p_holm": p_holm, "pass_p_holm": None}
     several = [made for made in comparisons if made["pass_at_k"]]
     at_most = [list(made["pass_at_k"].values())[-1]["p_value"] for made in several]
-    for made, p_holm in zip(several, holm(at_most), strict=True):
+    for made, p_holm in zip(several, statistics.holm(at_most), strict=True):
         made["pass_p_holm"] = p_holm
 
 
@@ -313,9 +311,9 @@ def results_in(path: Path) -> list[ResultsFolder]:
     Raises InputError where nothing of an evaluation is there.
     """
     if not path.is_dir():
-        raise InputError(f"{path} is no folder: name results folders, as `exgrpo evaluate` writes them.")
+        raise errors.InputError(f"{path} is no folder: name results folders, as `exgrpo evaluate` writes them.")
     places = [path] if (path / "protocol.json").is_file() else sorted(path.iterdir())
     found = [ResultsFolder(each) for each in places if (each / "protocol.json").is_file()]
     if not found and not (path / "table.md").is_file():
-        raise InputError(f"{path} holds no results: neither it nor a folder in it has a protocol.json.")
+        raise errors.InputError(f"{path} holds no results: neither it nor a folder in it has a protocol.json.")
     return found

@@ -16,9 +16,8 @@ from exgrpo_cli.base.versions import installed_version
 from exgrpo_cli.config.requests import SampleRequest
 from exgrpo_cli.engines.generators import Generator
 from exgrpo_cli.engines.vllm.generator import VLLMGenerator, VLLMSettings, require_vllm
+from exgrpo_cli.evaluation import models, results
 from exgrpo_cli.evaluation.benchmarks import Protocol
-from exgrpo_cli.evaluation.models import ModelChoice, choose_model
-from exgrpo_cli.evaluation.results import model_hash
 from exgrpo_cli.evaluation.sampling import OnResponse, Prepared, QuestionRecord, Respond, Response, sample_seeds
 from exgrpo_cli.models.load import declared_ends, decode_response, load_folder, load_tokenizer, locate
 from exgrpo_cli.questions.prompts import answer_format, choose_template, encode, render
@@ -55,7 +54,7 @@ class LocalModel:
     """A model that is loaded when the first answer is wanted."""
 
     def __init__(
-        self, choice: ModelChoice, *, engine: str, device: str, threads: int, tensor_parallel: int = 1
+        self, choice: models.ModelChoice, *, engine: str, device: str, threads: int, tensor_parallel: int = 1
     ) -> None:
         """Raises InputError for an engine that is not installed, or cannot do what is asked."""
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -127,7 +126,7 @@ class LocalModel:
         }
         if self._tensor_parallel > 1:
             engine["tensor_parallel"] = self._tensor_parallel
-        model = {"name": self._choice.name, "path": str(self._folder), "hash": model_hash(self._folder)}
+        model = {"name": self._choice.name, "path": str(self._folder), "hash": results.model_hash(self._folder)}
         return {"model": model, "engine": engine}
 
     def close(self) -> None:
@@ -168,7 +167,7 @@ def sample(request: SampleRequest, *, threads: int) -> dict[str, Any]:
     """
     if not request.question.strip():
         raise InputError("the question is empty: write it in quotes after the model.")
-    choice = choose_model(request.model)
+    choice = models.choose_model(request.model)
     limit = request.max_tokens or (choice.config.rollout.max_response_tokens if choice.run is not None else 512)
     prompt = (Message(role="user", content=request.question),)
     record = QuestionRecord(question=Question(id="question", prompt=prompt, answer="", source="command line"))

@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 from exgrpo_cli.base.errors import InputError, Interrupted
 from exgrpo_cli.base.reporter import Reporter, make_reporter
 from exgrpo_cli.base.types import Question
-from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.config.names import check_functions, is_made, section_of_made
-from exgrpo_cli.config.requests import PrepareRequest
+from exgrpo_cli.config import layers, names, requests
 from exgrpo_cli.config.settings import Author
 from exgrpo_cli.evaluation.benchmarks import benchmark_questions, load_benchmarks
 from exgrpo_cli.models.load import load_tokenizer
@@ -81,7 +79,7 @@ class PreparePlan:
         return PrepareResult(reports, shown)
 
 
-def plan_preparation(request: PrepareRequest) -> PreparePlan:
+def plan_preparation(request: requests.PrepareRequest) -> PreparePlan:
     """Everything that is known before a row is read; raises InputError for what cannot be read or written."""
     source, options = request.source, dict(request.options)
     if request.max_prompt_tokens is not None:
@@ -89,11 +87,11 @@ def plan_preparation(request: PrepareRequest) -> PreparePlan:
     if request.backbone is None and (request.show or request.max_prompt_tokens is not None):
         option = "--show" if request.show else "--max-prompt-tokens"
         raise InputError(f"{option} counts tokens: name the tokenizer with --backbone, for example --backbone tiny.")
-    if request.seed is not None and is_made(source):
-        options[section_of_made(source)] = {"seed": request.seed}
+    if request.seed is not None and names.is_made(source):
+        options[names.section_of_made(source)] = {"seed": request.seed}
     given = {name: getattr(request, name) for name in ("backbone", "config_file", "assignments")}
-    settings = build_config(options=options, files=Author.of_file(request.allow_code), **given)
-    check_functions(settings)
+    settings = layers.build_config(options=options, files=Author.of_file(request.allow_code), **given)
+    names.check_functions(settings)
     # The audit has the machine to itself, unlike grading beside a training rank.
     grading = replace(settings.grading, workers=max(settings.grading.workers, os.cpu_count() or 1))
     audit = preparing.PrepareOptions(request=request, settings=replace(settings, grading=grading))
@@ -108,7 +106,7 @@ def _benchmarks(decontaminate: str | None, reporter: Reporter) -> dict[str, list
     texts: dict[str, list[str]] = {}
     for name in filter(None, (part.strip() for part in (decontaminate or "").split(","))):
         if Path(name).exists():
-            read = preparing.read_source(name, PrepareRequest(), reporter.progress)
+            read = preparing.read_source(name, requests.PrepareRequest(), reporter.progress)
             for reason, examples in read.marked.examples.items():
                 reporter.note(f"{reason}: {examples[0]}")
             # Files of one name in different folders count as one benchmark.

@@ -22,10 +22,8 @@ import msgspec
 from filelock import FileLock
 
 from exgrpo_cli import __version__
-from exgrpo_cli.base import files
+from exgrpo_cli.base import files, types, versions
 from exgrpo_cli.base.errors import DamageWarning, InputError
-from exgrpo_cli.base.types import AnswerFormat, Verdict
-from exgrpo_cli.base.versions import describe_machine, installed_version
 from exgrpo_cli.evaluation.sampling import Evaluation, QuestionRecord, Sample, graders_beside, open_pool, regrade
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.grading.plain import tables
@@ -260,9 +258,9 @@ def differences(one: Stamp, other: Stamp, *, may_differ: tuple[str, ...]) -> lis
     ]
 
 
-def stamped_format(stamp: Stamp) -> AnswerFormat:
+def stamped_format(stamp: Stamp) -> types.AnswerFormat:
     """Places where the protocol says answers are to be looked for."""
-    return msgspec.convert(stamp["prompt"], AnswerFormat)
+    return msgspec.convert(stamp["prompt"], types.AnswerFormat)
 
 
 def environment() -> dict[str, Any]:
@@ -270,13 +268,13 @@ def environment() -> dict[str, Any]:
     import torch
 
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return describe_machine() | {"gpus": gpus}
+    return versions.describe_machine() | {"gpus": gpus}
 
 
 def grader_version(grader: str) -> str:
     """Version of whoever decides: math-verify for `math`, the toolkit for its own, the code's hash for a user's."""
     if grader == "math":
-        return f"math-verify {installed_version('math-verify')}"
+        return f"math-verify {versions.installed_version('math-verify')}"
     if grader.startswith("python:"):
         module = importlib.util.find_spec(grader.split(":")[1])
         origin = module.origin if module else None
@@ -299,12 +297,12 @@ def score_folder(folder: ResultsFolder, pool: GradingPool, second_graders: Seque
     """
     stamp, evaluation = folder.stamp, folder.evaluation()
     answer_format = stamped_format(stamp)
-    if any(sample.verdict is Verdict.TIMEOUT for sample in evaluation.all_samples):
+    if any(sample.verdict is types.Verdict.TIMEOUT for sample in evaluation.all_samples):
         evaluation = evaluation.with_verdicts(regrade(evaluation, answer_format, pool, late_only=True))
         folder.rewrite(evaluation.records)
     result = evaluation.figures()
     beside = graders_beside(stamp["grader"]["name"], (record.question for record in evaluation.records))
-    by_second: dict[str, list[Verdict]] = {}
+    by_second: dict[str, list[types.Verdict]] = {}
     for grader in dict.fromkeys((*beside, *second_graders)):
         with nullcontext(pool) if pool.has(grader) else open_pool(grader) as second_pool:
             by_second[grader] = regrade(evaluation, answer_format, second_pool, grader=grader)
@@ -336,7 +334,7 @@ def ungraded(result: Mapping[str, Any]) -> str:
     return f"counted as wrong: {', '.join(counts)}" if counts else ""
 
 
-def write_samples(path: Path, evaluation: Evaluation, by_second: Mapping[str, Sequence[Verdict]]) -> None:
+def write_samples(path: Path, evaluation: Evaluation, by_second: Mapping[str, Sequence[types.Verdict]]) -> None:
     """One row per sample in the order of the questions, for notebooks; a second grader adds `verdict_<name>`."""
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -16,11 +16,8 @@ from jaxtyping import Int64
 
 from exgrpo_cli.base import statistics
 from exgrpo_cli.base.types import AnswerFormat, Grade, Question, SamplingParams, StopReason, Verdict, rollout_seed
-from exgrpo_cli.config.names import GRADERS, PREFIX
-from exgrpo_cli.config.sections import require_known
-from exgrpo_cli.config.sections.run import GradingSettings
-from exgrpo_cli.grading import GradingItem, GradingPool
-from exgrpo_cli.grading.verifiers import verifier_of
+from exgrpo_cli.config import names, sections
+from exgrpo_cli.grading import GradingItem, GradingPool, verifiers
 
 BOOTSTRAP_SEED = 0
 
@@ -243,8 +240,8 @@ def open_pool(grader: str) -> GradingPool:
 
     Raises InputError for a grader that is not there.
     """
-    require_known("--grader", grader, (*GRADERS, PREFIX))
-    return GradingPool(GradingSettings(grader=grader))
+    sections.require_known("--grader", grader, (*names.GRADERS, names.PREFIX))
+    return GradingPool(sections.run.GradingSettings(grader=grader))
 
 
 def graders_beside(grader: str, questions: Iterable[Question]) -> tuple[str, ...]:
@@ -253,7 +250,7 @@ def graders_beside(grader: str, questions: Iterable[Question]) -> tuple[str, ...
     None where questions bring verifiers. Such a gold is one right answer of many: held against it alone, others are
     wrong.
     """
-    has_own = any(verifier_of(question.metadata) is not None for question in questions)
+    has_own = any(verifiers.verifier_of(question.metadata) is not None for question in questions)
     return ("oat",) if grader == "math" and not has_own else ()
 
 

@@ -18,15 +18,13 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from exgrpo_cli.base.errors import InputError, RunError
-from exgrpo_cli.base.types import Message, Question, SamplingParams, StopReason
-from exgrpo_cli.evaluation import exchange
-from exgrpo_cli.evaluation.benchmarks import Protocol
+from exgrpo_cli.base import errors, types
+from exgrpo_cli.evaluation import benchmarks, exchange
 from exgrpo_cli.evaluation.exchange import MayPass
 from exgrpo_cli.evaluation.sampling import OnResponse, Prepared, QuestionRecord, Response
 from exgrpo_cli.questions.prompts import Template, answer_format, choose_template, messages_for, render
 
-Prompt = str | tuple[Message, ...]
+Prompt = str | tuple[types.Message, ...]
 """Messages for the server's chat template, or the text of the prompt as it is."""
 
 # Time-out, conflict, too early, too many requests: the same request may succeed later.
@@ -135,14 +133,14 @@ class Endpoint:
                 self, attempts=min(3, self.attempts), timeout_seconds=min(_FIRST_SECONDS, self.timeout_seconds)
             )
             listed = [model.id for model in asking._ask("/models", None, _Models).data]
-        except RunError as error:
-            raise InputError(str(error)) from error
+        except errors.RunError as error:
+            raise errors.InputError(str(error)) from error
         if self.model not in listed:
             names = [self._said(name) for name in listed[:8]]
             known = ", ".join(names) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
-            raise InputError(f"{self.shown} serves {known or 'no model'}, not {self.model!r}: see --model.")
+            raise errors.InputError(f"{self.shown} serves {known or 'no model'}, not {self.model!r}: see --model.")
 
-    def prepare(self, name: str, protocol: Protocol, records: tuple[QuestionRecord, ...]) -> Prepared:
+    def prepare(self, name: str, protocol: benchmarks.Protocol, records: tuple[QuestionRecord, ...]) -> Prepared:
         """See `LocalModel.prepare`; only the server knows its window: it refuses what exceeds it."""
         template = choose_template(protocol.template, None, require_box=protocol.require_box)
         prompts = {record.question.id: endpoint_prompt(template, record.question) for record in records}
@@ -169,7 +167,7 @@ class Endpoint:
         self,
         prompts: Mapping[str, Prompt],
         requests: Sequence[tuple[str, tuple[int, ...]]],
-        params: SamplingParams,
+        params: types.SamplingParams,
         on_response: OnResponse,
     ) -> None:
         """Ask for all responses, `parallel` at a time. Raises the first RunError and drops the rest."""
@@ -179,16 +177,16 @@ class Endpoint:
             for member, seed in enumerate(seeds)
         )
         total = len(wanted)
-        arrived: queue.SimpleQueue[tuple[int, int, Response | RunError | None]] = queue.SimpleQueue()
+        arrived: queue.SimpleQueue[tuple[int, int, Response | errors.RunError | None]] = queue.SimpleQueue()
 
         def work() -> None:
             with suppress(IndexError):
                 while True:
                     index, member, prompt, seed = wanted.popleft()
-                    outcome: Response | RunError | None = None
+                    outcome: Response | errors.RunError | None = None
                     try:
                         outcome = self.respond(prompt, seed, params)
-                    except RunError as error:
+                    except errors.RunError as error:
                         wanted.clear()
                         outcome = error
                     finally:
@@ -201,15 +199,15 @@ class Endpoint:
         try:
             for _ in range(total):
                 index, member, outcome = arrived.get()
-                if isinstance(outcome, RunError):
+                if isinstance(outcome, errors.RunError):
                     raise outcome
                 if outcome is None:
-                    raise RunError(f"a request to {self.shown} ended in an unforeseen error, shown above.")
+                    raise errors.RunError(f"a request to {self.shown} ended in an unforeseen error, shown above.")
                 on_response(index, member, outcome)
         finally:
             wanted.clear()
 
-    def respond(self, prompt: Prompt, seed: int, params: SamplingParams) -> Response:
+    def respond(self, prompt: Prompt, seed: int, params: types.SamplingParams) -> Response:
         """One response. Raises RunError when the attempts are used up, or the server refuses the request."""
         body: dict[str, Any] = {"model": self.model, "seed": seed, "max_tokens": params.max_new_tokens}
         body |= {"temperature": params.temperature, "top_p": params.top_p}
@@ -227,7 +225,7 @@ class Endpoint:
             # JSON may hold half a surrogate pair, a file may not.
             text=text.encode("utf-8", "replace").decode("utf-8"),
             num_tokens=reply.usage.completion_tokens,
-            stop_reason=StopReason.LENGTH if choice.finish_reason == "length" else StopReason.EOS,
+            stop_reason=types.StopReason.LENGTH if choice.finish_reason == "length" else types.StopReason.EOS,
             logprob=None,
         )
 
@@ -245,7 +243,7 @@ class Endpoint:
                 time.sleep(wait)
         remedy = "Finished questions are kept: run the same command again once it answers"
         failed = f"{self.shown} failed {self.attempts} times, last with: {failure}"
-        raise RunError(f"{failed}. Is the server up, and --endpoint its address? {remedy}.") from failure
+        raise errors.RunError(f"{failed}. Is the server up, and --endpoint its address? {remedy}.") from failure
 
     def _reply(self, url: str, body: Mapping[str, Any] | None, kind: type[T]) -> T:
         """One attempt. Raises RunError for a refusal, MayPass for what may be gone the next time."""
@@ -257,7 +255,7 @@ class Endpoint:
         if not 200 <= status < 300:
             said = f"status {status} {self._said(content)}".strip()
             if status not in _PASSING_CLIENT_ERRORS and status < 500:
-                raise RunError(f"{exchange.shown_address(url)} refused the request with {said}")
+                raise errors.RunError(f"{exchange.shown_address(url)} refused the request with {said}")
             failure = MayPass(said)
             with suppress(ValueError):
                 # A date, the header's other form, is not waited for.
@@ -276,14 +274,14 @@ class Endpoint:
         return exchange.said(words.decode("utf-8", "replace") if isinstance(words, bytes) else str(words), self.api_key)
 
 
-def endpoint_prompt(template: Template, question: Question) -> Prompt:
+def endpoint_prompt(template: Template, question: types.Question) -> Prompt:
     """Messages for a server's own chat template, or the text of a plain-text template.
 
     `thought-solution` is its system message; opening `<think>` is up to the server's chat template.
     """
     if template.question_form is not None:
         return render(template, question, None)
-    system = () if template.system is None else (Message(role="system", content=template.system),)
+    system = () if template.system is None else (types.Message(role="system", content=template.system),)
     return (*system, *messages_for(template, question))
 
 

@@ -21,10 +21,9 @@ from exgrpo_cli.base.reporter import Reporter, make_reporter
 from exgrpo_cli.base.types import SamplingParams
 from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.config.requests import EvaluationRequest
-from exgrpo_cli.evaluation import comparison, exchange, models
+from exgrpo_cli.evaluation import comparison, exchange, models, sampling
 from exgrpo_cli.evaluation.benchmarks import Benchmark, benchmark_questions, load_benchmarks, own_benchmark, title_of
 from exgrpo_cli.evaluation.results import ResultsFolder, Stamp, environment, grader_version, rescore, score_folder
-from exgrpo_cli.evaluation.sampling import Prepared, open_pool, sample_and_grade
 from exgrpo_cli.evaluation.server import Endpoint, throttled
 from exgrpo_cli.questions import choices, files, question_file
 
@@ -101,7 +100,7 @@ def plan_evaluation(request: EvaluationRequest) -> EvaluationPlan:
     }
     for grader in request.second_graders:
         # An unknown one is refused here, not after the sampling.
-        open_pool(grader).close()
+        sampling.open_pool(grader).close()
     if request.endpoint is not None:
         if request.model is None:
             raise InputError("--endpoint needs --model: the name under which the server serves it.")
@@ -159,7 +158,7 @@ def _open_asker(plan: EvaluationPlan, note: Callable[[str], None]) -> "Asker":
 
 def _prepare(
     request: EvaluationRequest, benchmark: Benchmark, asker: "Asker", note: Callable[[str], None]
-) -> tuple[Benchmark, Prepared, Stamp]:
+) -> tuple[Benchmark, sampling.Prepared, Stamp]:
     """A benchmark prepared for a model, and all that the score will depend on.
 
     Raises InputError where it cannot be had or asked.
@@ -204,13 +203,13 @@ def _prepare(
 
 
 def _run(
-    plan: EvaluationPlan, name: str, benchmark: Benchmark, prepared: Prepared, stamp: Stamp, reporter: Reporter
+    plan: EvaluationPlan, name: str, benchmark: Benchmark, prepared: sampling.Prepared, stamp: Stamp, reporter: Reporter
 ) -> dict[str, Any]:
     """Ask what the folder does not hold yet, each finished question on disk at once, and score it."""
     protocol, records = benchmark.protocol, prepared.records
     params = SamplingParams(temperature=protocol.temperature, top_p=protocol.top_p, max_new_tokens=prepared.max_tokens)
     total, folder = len(records), ResultsFolder.create(plan.folders[name], stamp, records)
-    with folder, open_pool(protocol.grader) as pool:
+    with folder, sampling.open_pool(protocol.grader) as pool:
         finished = folder.records()
         left = [record for record in records if record.question.id not in finished]
         done = total - len(left)
@@ -221,7 +220,7 @@ def _run(
                 with reporter.showing(f"loading {plan.model}"):
                     respond = prepared.open()
                 began = time.monotonic()
-                evaluation = sample_and_grade(
+                evaluation = sampling.sample_and_grade(
                     left,
                     respond,
                     pool=pool,
@@ -266,7 +265,7 @@ def rescore_folders(
             if grader.startswith(PREFIX):
                 danger = f"names the grader {grader!r}, which would run code"
                 raise InputError(f"{path} {danger}: if you trust it, evaluate with --grader.")
-            with open_pool(grader) as pool:
+            with sampling.open_pool(grader) as pool:
                 rescore(folder, pool)
                 results[name or folder.benchmark] = score_folder(folder, pool, second_graders)
     first = next(iter(results.values()))

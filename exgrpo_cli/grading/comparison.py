@@ -10,9 +10,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from string import ascii_uppercase
 
-from exgrpo_cli.grading.contradictions import contradict
-from exgrpo_cli.grading.notation import same_text
-from exgrpo_cli.grading.plain import patterns, plain_number, same_plain_number
+from exgrpo_cli.grading import contradictions, notation, plain
 from exgrpo_cli.grading.quantities import Unit, same_based_number, same_value, split_unit
 
 Compared = bool | tuple[str, str] | None
@@ -30,7 +28,7 @@ def compare_texts(gold: str, answer: str) -> bool | tuple[str, str]:
     return gold, answer
 
 
-_RE = patterns("comparison")
+_RE = plain.patterns("comparison")
 
 
 def _without_modulus(gold: str, answer: str) -> Compared:
@@ -51,7 +49,7 @@ def _without_labels(gold: str, answer: str) -> Compared:
         return gold_label.upper() == answer_letter[1]
     if gold_letter and not answer_letter and _RE.several.search(answer):
         return False
-    return same_text(gold_rest, answer_rest) or (gold_rest, answer_rest)
+    return notation.same_text(gold_rest, answer_rest) or (gold_rest, answer_rest)
 
 
 def _split_label(text: str, other: str) -> tuple[str | None, str]:
@@ -159,7 +157,7 @@ def _loses_roots(gold: str, answer: str) -> bool:
     cannot be matched by its text or its value, only how often things occur is compared.
     """
     golds = Counter(map(_key, _items(gold)))
-    if plain_number(gold) is not None or max(golds.values()) == 1:
+    if plain.plain_number(gold) is not None or max(golds.values()) == 1:
         return False
     answers = Counter(map(_key, _items(answer)))
     return golds != answers if golds.keys() == answers.keys() else sorted(golds.values()) != sorted(answers.values())
@@ -170,7 +168,7 @@ def _reorders(gold: str, answer: str) -> bool:
 
     Such golds are sequences; roots come in order, or with their opposites.
     """
-    golds, answers = ([plain_number(item) for item in _items(side)] for side in (gold, answer))
+    golds, answers = ([plain.plain_number(item) for item in _items(side)] for side in (gold, answer))
     values = [value for value in golds if value is not None and value >= 0 and value.denominator == 1]
     if not _FEWEST_IN_ORDER <= len(golds) == len(values) == len(answers) or None in answers:
         return False
@@ -221,7 +219,7 @@ def _items(text: str) -> list[str]:
 def _key(item: str) -> object:
     # Without braces \\sqrt2 and \\sqrt{2} are one.
     item = _RE.solved_for.sub("", item, count=1)
-    value = plain_number("".join(item.split()))
+    value = plain.plain_number("".join(item.split()))
     return _even(item) if value is None else value
 
 
@@ -234,7 +232,7 @@ def _in_same_unit(gold: str, answer: str) -> Compared:
     ratio = _ratio(gold, gold_unit, answer, answer_unit)
     if ratio is None:
         return False
-    value = plain_number(answer_head)
+    value = plain.plain_number(answer_head)
     if isinstance(ratio, str):
         answer_head = rf"{ratio} \cdot ({answer_head})"
     elif ratio != 1 and value is not None:
@@ -267,7 +265,7 @@ def _same_per_cent(gold: str, answer: str) -> bool:
     """Whether a gold in per cent is met by its number, or by what it is as a share; False where unsure."""
     if not _RE.percent.search(gold):
         return False
-    per_cent, value = (plain_number(_RE.percent.sub("", side).strip()) for side in (gold, answer))
+    per_cent, value = (plain.plain_number(_RE.percent.sub("", side).strip()) for side in (gold, answer))
     if per_cent is None or value is None:
         return False
     return value == per_cent or (value == per_cent / 100 and not _RE.percent.search(answer))
@@ -277,7 +275,7 @@ def _is_more_than_all(gold: str, answer: str) -> bool:
     """Whether an answer in per cent would be a share of more than the whole: 700 % is no 7."""
     if _RE.percent.search(gold) or not _RE.percent.search(answer):
         return False
-    value, per_cent = plain_number(gold), plain_number(_RE.percent.sub("", answer).strip())
+    value, per_cent = plain.plain_number(gold), plain.plain_number(_RE.percent.sub("", answer).strip())
     return value is not None and per_cent is not None and abs(value) > 1 and per_cent != value
 
 
@@ -292,25 +290,25 @@ def _other(test: Callable[[str, str], bool]) -> Callable[[str, str], Compared]:
 
 
 _STEPS: tuple[Callable[[str, str], Compared], ...] = (
-    _same(same_text),
+    _same(notation.same_text),
     _without_named_tuple,
     _without_modulus,
     _as_tuples,
     _without_labels,
     _without_shared_name,
     _without_name,
-    _same(same_text),
-    same_plain_number,
+    _same(notation.same_text),
+    plain.same_plain_number,
     same_based_number,
-    _other(contradict),
+    _other(contradictions.contradict),
     _other(_is_more_than_all),
     _other(_regroups),
     _other(_reorders),
     _as_shares,
     _in_same_unit,
     _other(_loses_roots),
-    same_plain_number,
-    _same(same_text),
+    plain.same_plain_number,
+    _same(notation.same_text),
     same_value,
     _same(_same_per_cent),
     _with_told_cases,

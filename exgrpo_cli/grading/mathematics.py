@@ -20,16 +20,14 @@ import sympy
 from math_verify import parse, verify
 
 from exgrpo_cli.base.types import Verdict
-from exgrpo_cli.grading.choice import Options, grade_choice
+from exgrpo_cli.grading import choice, extract, quantities
 from exgrpo_cli.grading.comparison import compare_texts, has_letter
-from exgrpo_cli.grading.extract import boxed_or_all
 from exgrpo_cli.grading.notation import in_box, plain_notation, same_text, with_last_letters_in_text
 from exgrpo_cli.grading.plain import patterns, tables, verdict_of
-from exgrpo_cli.grading.quantities import split_unit
 
 PATCHES_HOLD_FOR = {"math-verify": "0.9", "latex2sympy2_extended": "1.11"}
 """Versions whose internals are replaced here: a method of the converter, a function of the parser and of the grader."""
-_LETTERED = Options(texts=None, is_numbered=False)
+_LETTERED = choice.Options(texts=None, is_numbered=False)
 _RE = patterns("mathematics")
 _SHORT = 80
 """Characters of an announced answer that is read as one formula."""
@@ -162,11 +160,11 @@ def _is_untrue(answer: str) -> bool:
 def grade_text(gold: str, text: str) -> Verdict:
     """Verdict on a text without a box: equal to the gold, naming its option, or holding its value somewhere."""
     text = _RE.sign_before_money.sub(r"\1", _RE.hope.sub("", text))
-    plain_gold = plain_notation(boxed_or_all(gold))
+    plain_gold = plain_notation(extract.boxed_or_all(gold))
     if same_text(plain_gold, plain_notation(text) or text):
         return Verdict.CORRECT
     if _RE.options_letter.fullmatch(plain_gold) and _LETTERED.answered(text, len(text)) is not None:
-        return grade_choice(gold, text, options=None, max_answer_chars=len(text))
+        return choice.grade_choice(gold, text, options=None, max_answer_chars=len(text))
     end = text[-_END_CHARS:]
     if _RE.denied.search(end):
         return Verdict.WRONG
@@ -187,12 +185,12 @@ def grade_text(gold: str, text: str) -> Verdict:
 
 def _compared_with_unit(plain_gold: str, end: str) -> bool | tuple[str, str] | None:
     """The last number of a text against the gold, where no formula is behind it and both name their units."""
-    if split_unit(plain_gold)[1] is None or _RE.last_formula.search(end):
+    if quantities.split_unit(plain_gold)[1] is None or _RE.last_formula.search(end):
         return None
     content = plain_notation(end.rstrip(".,;:!? \n"))
     number = _RE.last_number.search(content)
     last = content[number.start() :] if number else ""
-    return compare_texts(plain_gold, last) if split_unit(last)[1] else None
+    return compare_texts(plain_gold, last) if quantities.split_unit(last)[1] else None
 
 
 def _is_misread(plain_gold: str, end: str) -> bool:
@@ -213,7 +211,7 @@ def audit(gold: str) -> Verdict:
     """
     plain = plain_notation(gold)
     # Of a quantity, 81 km/hr in LaTeX, the value counts: units are compared by rules of our own.
-    values = (_expressions(_parsed(in_box(text))) for text in dict.fromkeys((plain, split_unit(plain)[0])))
+    values = (_expressions(_parsed(in_box(text))) for text in dict.fromkeys((plain, quantities.split_unit(plain)[0])))
     expressions = next(filter(None, values), None)
     if not expressions:
         return Verdict.UNPARSABLE_GOLD

@@ -10,8 +10,7 @@ from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
-from exgrpo_cli.base import data
-from exgrpo_cli.base.types import Verdict
+from exgrpo_cli.base import data, types
 
 # Python refuses to read integers of more than 4,300 digits.
 _MAX_DIGITS = 1000
@@ -37,9 +36,9 @@ def patterns(module: str) -> SimpleNamespace:
     return data.patterns(tables()["patterns"][module], tables()["patterns"]["pieces"])
 
 
-def verdict_of(is_right: bool) -> Verdict:
+def verdict_of(is_right: bool) -> types.Verdict:
     """CORRECT or WRONG."""
-    return Verdict.CORRECT if is_right else Verdict.WRONG
+    return types.Verdict.CORRECT if is_right else types.Verdict.WRONG
 
 
 def plain_number(text: str) -> Fraction | None:

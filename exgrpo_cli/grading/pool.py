@@ -25,9 +25,8 @@ from exgrpo_cli.base.types import Grade, Verdict
 from exgrpo_cli.base.versions import usable_cores
 from exgrpo_cli.config.names import GRADERS, PREFIX, label_of
 from exgrpo_cli.config.sections.run import MOST_WORKERS, GradingSettings
-from exgrpo_cli.grading.plain import tables
+from exgrpo_cli.grading import plain, supervisor
 from exgrpo_cli.grading.routes import GradingItem, Route, Task, route_item
-from exgrpo_cli.grading.supervisor import READY, STOP
 
 _MAX_CACHED_GRADES = 65_536
 _PATIENCE = 4
@@ -39,7 +38,7 @@ _BOOT = (
     "import json, sys; arguments = json.loads(sys.argv[1]); sys.path[:] = arguments.pop('path'); "
     "from exgrpo_cli.grading.supervisor import main; main(**arguments)"
 )
-_ENVIRONMENT = tables()["environment"]
+_ENVIRONMENT = plain.tables()["environment"]
 
 
 class _Line(NamedTuple):
@@ -165,7 +164,7 @@ class GradingPool(AbstractContextManager["GradingPool"]):
             line, reader, self._line = self._line, self._reader, None
             abandoned = self._abandon()
         if line is not None and reader is not None:
-            self._send(line, STOP)
+            self._send(line, supervisor.STOP)
             try:
                 line.process.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
@@ -233,8 +232,8 @@ class GradingPool(AbstractContextManager["GradingPool"]):
         refusal: InputError | None = None
         try:
             greeting = line.connection.recv()
-            if greeting.startswith(READY):
-                if lost := greeting.removeprefix(READY):
+            if greeting.startswith(supervisor.READY):
+                if lost := greeting.removeprefix(supervisor.READY):
                     warnings.warn(f"{lost}.", ToolkitWarning, stacklevel=2)
                 line.ready.set_result(None)
                 while True:

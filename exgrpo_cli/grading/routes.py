@@ -13,9 +13,7 @@ from typing import Literal, NamedTuple
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import AnswerFormat, Grade, Verdict
 from exgrpo_cli.config.names import GYM, PREFIX
-from exgrpo_cli.grading import verifiers
-from exgrpo_cli.grading.choice import Options, ends_in_demanded_form, grade_choice
-from exgrpo_cli.grading.extract import MOST_CHARS, answer_text, boxed_or_all, last_box, last_boxed
+from exgrpo_cli.grading import choice, extract, verifiers
 from exgrpo_cli.grading.plain import plain_number, same_plain_number, verdict_of
 
 TaskKind = Literal["grade", "grade a text", "grade like Oat", "audit", "gym"]
@@ -75,15 +73,15 @@ class Route:
         """
         match self.grader:
             case "choice":
-                end = text[-MOST_CHARS:]
-                return grade_choice(item.gold, end, options=item.options, max_answer_chars=self.max_answer_chars)
+                end = text[-extract.MOST_CHARS :]
+                return choice.grade_choice(item.gold, end, options=item.options, max_answer_chars=self.max_answer_chars)
             case "exact":
                 return self._exact(item.gold, text)
             case "oat":
-                answer = last_box(text) or ""
+                answer = extract.last_box(text) or ""
                 if not self._is_answer(answer):
                     return Verdict.NO_ANSWER
-                return _compared(boxed_or_all(item.gold).strip(), answer, "grade like Oat")
+                return _compared(extract.boxed_or_all(item.gold).strip(), answer, "grade like Oat")
             case "math" if item.options is not None:
                 return replace(self, grader="choice").grade(item, text)
             case "math":
@@ -105,13 +103,13 @@ class Route:
             case "math" if verifiers.verifier_of(metadata) is not None:
                 return _by_own_verifier(gold, gold, metadata)
             case "math":
-                content = boxed_or_all(gold)
+                content = extract.boxed_or_all(gold)
                 return Task(gold=content, answer="", kind="audit") if plain_number(content) is None else Verdict.CORRECT
         return Task(gold=gold, answer="", kind="audit", metadata=metadata)
 
     def _exact(self, gold: str, text: str) -> Verdict:
         """Equality, character by character, white space evened out: of the boxed content or of all of it."""
-        answer = " ".join(boxed_or_all(text).split())
+        answer = " ".join(extract.boxed_or_all(text).split())
         return verdict_of(answer == " ".join(gold.split())) if self._is_answer(answer) else Verdict.NO_ANSWER
 
     def _math(self, item: GradingItem, text: str) -> Verdict | Task:
@@ -119,7 +117,7 @@ class Route:
 
         Without a box the answer is at the end of the text, of which no word or number is cut.
         """
-        boxed = last_boxed(text)
+        boxed = extract.last_boxed(text)
         has_own = verifiers.verifier_of(item.metadata) is not None
         if boxed is None and not has_own and len(text) > self.max_answer_chars:
             text = re.sub(r"\A\S*\s*", "", text[-self.max_answer_chars - 1 :])
@@ -130,22 +128,22 @@ class Route:
             return _by_own_verifier(item.gold, answer, item.metadata)
         if boxed is None:
             return Task(gold=item.gold, answer=text, kind="grade a text")
-        return _compared(boxed_or_all(item.gold), boxed, "grade")
+        return _compared(extract.boxed_or_all(item.gold), boxed, "grade")
 
     def _is_answer(self, answer: str) -> bool:
         return 0 < len(answer) <= self.max_answer_chars
 
 
-_NUMBERED = Options(texts=None, is_numbered=True)
+_NUMBERED = choice.Options(texts=None, is_numbered=True)
 
 
 def route_item(route: Route, item: GradingItem) -> Verdict | Task:
     """The verdict on a response, or the task that will give it; raises InputError as `Route.grade` does."""
     answer_format = item.answer_format
-    if item.options is not None and answer_format.requires_box and ends_in_demanded_form(item.response):
+    if item.options is not None and answer_format.requires_box and choice.ends_in_demanded_form(item.response):
         # The question asks for this line, whatever the template asks for.
         answer_format = replace(answer_format, requires_box=False)
-    text = answer_text(item.response, finished=item.finished, answer_format=answer_format)
+    text = extract.answer_text(item.response, finished=item.finished, answer_format=answer_format)
     return Verdict.NO_ANSWER if text is None else route.grade(item, text)
 
 

@@ -21,8 +21,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.types import Grade, Verdict
+from exgrpo_cli.base import errors, types
 from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.grading.routes import Task, task_runner
 
@@ -100,7 +99,7 @@ class Supervisor:
     an answer whose worker only had to wait, on a machine that is too busy, is not charged again.
     """
 
-    def __init__(self, parent: Connection, run_task: Callable[[Task], Grade], settings: GradingSettings) -> None:
+    def __init__(self, parent: Connection, run_task: Callable[[Task], types.Grade], settings: GradingSettings) -> None:
         self._parent = parent
         self._parent_pid = os.getppid()
         self._run_task = run_task
@@ -168,7 +167,7 @@ class Supervisor:
         try:
             grade = worker.connection.recv()
         except (EOFError, ConnectionError):
-            self._give_up_on(worker, Verdict.CRASHED)
+            self._give_up_on(worker, types.Verdict.CRASHED)
             return
         if worker.job is not None:
             self._parent.send((worker.job[0], grade))
@@ -184,11 +183,11 @@ class Supervisor:
                 continue
             use = use_of(worker.pid)
             if now >= worker.deadline or (use and use.cpu_seconds >= worker.cpu_limit):
-                self._give_up_on(worker, Verdict.TIMEOUT)
+                self._give_up_on(worker, types.Verdict.TIMEOUT)
             elif use and use.resident > self._memory_bytes:
-                self._give_up_on(worker, Verdict.CRASHED)
+                self._give_up_on(worker, types.Verdict.CRASHED)
 
-    def _give_up_on(self, worker: Worker, verdict: Verdict) -> None:
+    def _give_up_on(self, worker: Worker, verdict: types.Verdict) -> None:
         """Kill and replace a worker; the answer it held, and no other, gets `verdict`."""
         self._replace(worker)
         if worker.job is None:
@@ -197,7 +196,7 @@ class Supervisor:
         self._suspects[task.judged] = None
         if len(self._suspects) > _MAX_SUSPECTS:
             del self._suspects[next(iter(self._suspects))]
-        self._parent.send((number, Grade.of(verdict)))
+        self._parent.send((number, types.Grade.of(verdict)))
 
     def _replace(self, worker: Worker) -> Worker:
         index = self._workers.index(worker)
@@ -236,9 +235,9 @@ class Supervisor:
                 except EOFError:
                     return
                 try:
-                    outcome: Grade | InputError = self._run_task(task)
-                except InputError as error:
-                    outcome = InputError(str(error))
+                    outcome: types.Grade | errors.InputError = self._run_task(task)
+                except errors.InputError as error:
+                    outcome = errors.InputError(str(error))
                 connection.send(outcome)
         except BaseException:  # noqa: BLE001 - the top of a process
             # What a grader raises ends the process. stderr leads to the user for a grader of their own, and nowhere for
@@ -260,11 +259,11 @@ def main(connection_fd: int, settings: dict[str, Any]) -> None:
         held = use.resident >> 20 if use else 0
         # A worker starts with all that the supervisor holds: a cap below that would crash every answer.
         if grading.memory_mb < held + _LEAST_MEMORY_FOR_ANSWERS:
-            raise InputError(
+            raise errors.InputError(
                 f"grading.memory_mb is {grading.memory_mb}, but the grader itself holds {held} MiB before any answer: "
                 f"set it to {held + 2 * _LEAST_MEMORY_FOR_ANSWERS} or more."
             )
-    except InputError as error:
+    except errors.InputError as error:
         parent.send(str(error))
         return
     # Keeps the garbage collector from touching, and so copying, the pages that workers share.

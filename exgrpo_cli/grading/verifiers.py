@@ -19,12 +19,10 @@ from importlib.util import find_spec
 from numbers import Real
 from typing import Any, NamedTuple
 
-from exgrpo_cli.base import files, versions
+from exgrpo_cli.base import files, types, versions
 from exgrpo_cli.base.errors import InputError, first_line, nearest, shown
-from exgrpo_cli.base.types import Grade, Question, Score, Verdict
 from exgrpo_cli.config.names import GYM, load_function
-from exgrpo_cli.grading.extract import THINK_END, last_boxed
-from exgrpo_cli.grading.plain import tables, verdict_of
+from exgrpo_cli.grading import extract, plain
 
 COUNTDOWN = "countdown"
 _MOST_CHARS = 200
@@ -34,7 +32,7 @@ _OPERATIONS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
 }  # fmt: skip
 
-ALLOWED: Mapping[str, str] = {task: reason for reason, tasks in tables()["gym"].items() for task in tasks.split()}
+ALLOWED: Mapping[str, str] = {task: reason for reason, tasks in plain.tables()["gym"].items() for task in tasks.split()}
 """Task of reasoning-gym and the reason why its scorer may see what a model wrote."""
 _SCORER_OPTIONS: Mapping[str, Mapping[str, Any]] = {"word_ladder": {"min_word_length": 3, "max_word_length": 5}}
 """Options of tasks whose scorer looks things up in its own data set: it knows what any options of a question led to."""
@@ -62,7 +60,7 @@ def verifier_of(metadata: str | None) -> str | None:
     return None if name is None else str(name)
 
 
-def grade_countdown(metadata: Mapping[str, Any], answer: str) -> Verdict:
+def grade_countdown(metadata: Mapping[str, Any], answer: str) -> types.Verdict:
     """Whether `answer` uses `metadata["numbers"]`, each once, and comes to `metadata["target"]`.
 
     Python reads the expression, of digits, + - * / and brackets alone, as a tree, and it is worked out in fractions:
@@ -76,17 +74,17 @@ def grade_countdown(metadata: Mapping[str, Any], answer: str) -> Verdict:
         raise InputError(f"a question of {COUNTDOWN!r} needs a number in metadata.target, not {shown(target)}.")
     text = " ".join(answer.split())
     if not text:
-        return Verdict.NO_ANSWER
+        return types.Verdict.NO_ANSWER
     if len(answer.strip()) > _MOST_CHARS or not _SUMS_AND_PRODUCTS.fullmatch(text):
-        return Verdict.WRONG
+        return types.Verdict.WRONG
     numbers = Counter(map(int, re.findall(r"\d+", text)))
     try:
         # Python reads no number with a leading zero.
         tree = ast.parse(re.sub(r"\d+", lambda found: str(int(found[0])), text), mode="eval")
         value = _value(tree.body)
     except (SyntaxError, ZeroDivisionError):
-        return Verdict.WRONG
-    return verdict_of(numbers == Counter(given) and value == target)
+        return types.Verdict.WRONG
+    return plain.verdict_of(numbers == Counter(given) and value == target)
 
 
 def _whole_numbers(kind: str, metadata: Mapping[str, Any], key: str) -> list[int]:
@@ -125,7 +123,7 @@ def scorer_of(task: str) -> Any:
     return reasoning_gym.create_dataset(task, size=1, seed=0, **_SCORER_OPTIONS.get(task, {}))
 
 
-def grade_gym(metadata: str | None, answer: str, success_at: float = 1.0) -> Grade:
+def grade_gym(metadata: str | None, answer: str, success_at: float = 1.0) -> types.Grade:
     """Grade by the score on the entry in the question's metadata; what the scorer cannot read earns nothing.
 
     A scorer may give part of a point, which is a success from `success_at` on. Runs in workers.
@@ -137,32 +135,32 @@ def grade_gym(metadata: str | None, answer: str, success_at: float = 1.0) -> Gra
     try:
         score = scorer.score_answer(answer, entry)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError):
-        return Grade.of(Verdict.WRONG)
+        return types.Grade.of(types.Verdict.WRONG)
     # Shares of a point that are added up may come to 1.0000000000000002 for a wrong answer: that is just under a point.
-    return grade_of(Score(max(0.0, min(float(score), math.nextafter(1, 0)) if score != 1 else 1.0)), success_at)
+    return grade_of(types.Score(max(0.0, min(float(score), math.nextafter(1, 0)) if score != 1 else 1.0)), success_at)
 
 
-def grade_of(result: object, success_at: float) -> Grade:
+def grade_of(result: object, success_at: float) -> types.Grade:
     """Grade of what a grader returned; raises ValueError where that is none of the forms it may have."""
     # A number of numpy or torch is one all the same.
     result = result.item() if hasattr(result, "item") else result
-    if isinstance(result, Verdict | bool):
-        return Grade.of(result if isinstance(result, Verdict) else verdict_of(result))
-    score = result if isinstance(result, Score) else Score(result)  # type: ignore[arg-type]
+    if isinstance(result, types.Verdict | bool):
+        return types.Grade.of(result if isinstance(result, types.Verdict) else plain.verdict_of(result))
+    score = result if isinstance(result, types.Score) else types.Score(result)  # type: ignore[arg-type]
     reward, correct = score.reward, score.correct
     if not (_is_number(reward) and 0 <= reward <= 1 and correct in (True, False, None)):
         raise ValueError(shown(result))
     if not all(isinstance(name, str) and _is_number(value) for name, value in score.parts.items()):
         raise ValueError(shown(result))
-    verdict = verdict_of(reward >= success_at if correct is None else bool(correct))
-    return Grade(verdict, float(reward), {name: float(value) for name, value in score.parts.items()})
+    verdict = plain.verdict_of(reward >= success_at if correct is None else bool(correct))
+    return types.Grade(verdict, float(reward), {name: float(value) for name, value in score.parts.items()})
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, Real) and math.isfinite(value)
 
 
-def load_own(grader: str, success_at: float = 1.0) -> Callable[[str, str, str | None, str], Grade]:
+def load_own(grader: str, success_at: float = 1.0) -> Callable[[str, str, str | None, str], types.Grade]:
     """The function that `python:module:function` names, as (gold, text, metadata, response) -> Grade; runs in workers.
 
     `text` is the graded text of a response; a function with a parameter `metadata` gets the table of the question's
@@ -176,7 +174,7 @@ def load_own(grader: str, success_at: float = 1.0) -> Callable[[str, str, str | 
     function: Callable[..., object] = load_function("grading.grader", grader)
     wanted = inspect.signature(function).parameters
 
-    def grade(gold: str, text: str, metadata: str | None, response: str) -> Grade:
+    def grade(gold: str, text: str, metadata: str | None, response: str) -> types.Grade:
         more = {"metadata": dict(read_metadata(metadata)), "response": response}
         result = function(gold, text, **{name: value for name, value in more.items() if name in wanted})
         try:
@@ -216,7 +214,7 @@ Line = tuple[tuple[int, ...], int]
 """Signed operands and what the line says they come to."""
 
 
-def sum_asked(question: Question) -> Sum | None:
+def sum_asked(question: types.Question) -> Sum | None:
     """The sum that a question asks for, by its metadata or its text; None for any other question.
 
     Raises InputError for metadata of a sum without its terms.
@@ -232,18 +230,18 @@ def sum_asked(question: Question) -> Sum | None:
     return Sum(terms=_numbers(asked[1])) if asked else None
 
 
-def valid_trace(question: Question, response: str) -> bool | None:
+def valid_trace(question: types.Question, response: str) -> bool | None:
     """Whether the working of `response` holds; None where the question's cannot be checked."""
     asked = sum_asked(question)
     if asked is None:
         return None
-    thinking, ended, answer = response.partition(THINK_END)
+    thinking, ended, answer = response.partition(extract.THINK_END)
     read = [_LINE.fullmatch(text.strip()) for text in thinking.strip().splitlines()]
     lines = [(_numbers(line[1]), int(line[2])) for line in read if line]
     if not ended or not lines or None in read:
         return False
     result = _result(lines, Counter(_held(term, 1) for term in asked.terms), asked.modulus)
-    return result is not None and last_boxed(answer) == str(result)
+    return result is not None and extract.last_boxed(answer) == str(result)
 
 
 def _result(lines: Sequence[Line], at_hand: Counter[Held], modulus: int | None) -> int | None:

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from exgrpo_cli.base.data import tables
-from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import read_json, require_shape
+from exgrpo_cli.base import data, errors, files
 
 LEDGER_FORMAT = 2
 """Number in `ledger.json`; a ledger with another one is refused."""
@@ -62,7 +60,7 @@ def _schema(columns: Mapping[str, str]) -> pa.Schema:
     )
 
 
-SCHEMAS = {name: _schema(columns) for name, columns in tables(__file__, "tables.toml").items()}
+SCHEMAS = {name: _schema(columns) for name, columns in data.tables(__file__, "tables.toml").items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,10 +85,10 @@ class LedgerIdentity:
         """That of the ledger in a folder. Raises InputError where there is none of this ledger format."""
         path = folder / IDENTITY_FILE
         if not path.is_file():
-            raise InputError(f"{folder} holds no ledger (no {IDENTITY_FILE}); name a run that keeps experience")
-        stored: LedgerIdentity = require_shape(read_json(path), cls, str(path))
+            raise errors.InputError(f"{folder} holds no ledger (no {IDENTITY_FILE}); name a run that keeps experience")
+        stored: LedgerIdentity = files.require_shape(files.read_json(path), cls, str(path))
         if stored.format != LEDGER_FORMAT:
-            raise InputError(
+            raise errors.InputError(
                 f"{path}: ledger format {stored.format}, this version reads {LEDGER_FORMAT}; "
                 "use the toolkit version that wrote it"
             )
@@ -101,7 +99,7 @@ class LedgerIdentity:
         for name in names:
             ours, theirs = getattr(self, name), getattr(stored, name)
             if ours != theirs:
-                raise InputError(
+                raise errors.InputError(
                     f"{where}: {name} is {theirs!r} in the ledger but {ours!r} in this run; "
                     "its trajectories cannot be replayed here: use the same setting, or start without this ledger"
                 )

@@ -17,8 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock
 
-from exgrpo_cli.base import files
-from exgrpo_cli.base.errors import InputError, RunError
+from exgrpo_cli.base import errors, files
 from exgrpo_cli.ledger import reader, schemas
 
 _LOCK_FILE = "writer.lock"
@@ -91,7 +90,7 @@ def check_cut(folder: Path, step: int) -> reader.Catalogue:
     catalogue = reader.read_catalogue(folder)
     # Step 0 has a part after a warm start alone.
     if step and step not in [reader.steps_of(part.path)[1] for part in catalogue.parts[schemas.EVENTS]]:
-        raise InputError(
+        raise errors.InputError(
             f"{folder} is whole only up to step {catalogue.last_step} and has no closed part that ends at step {step}, "
             f"of which the checkpoint is{': ' + catalogue.dropped if catalogue.dropped else ''}; to resume from an "
             "earlier checkpoint, remove this one"
@@ -124,7 +123,7 @@ class LedgerWriter:
         if at_step is not None:
             identity.require_match(schemas.LedgerIdentity.read(folder), str(folder), schemas.RESUME_FIELDS)
         elif (folder / schemas.IDENTITY_FILE).exists():
-            raise InputError(f"{folder} holds a ledger already; resume that run, or give another --output")
+            raise errors.InputError(f"{folder} holds a ledger already; resume that run, or give another --output")
         for table in schemas.TABLES:
             (folder / table).mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(folder / _LOCK_FILE)
@@ -183,7 +182,7 @@ class LedgerWriter:
         try:
             stored = iter(self._stored.read([i for i in trajectory_ids if i < closed]))
         except reader.DamagedBytes as error:
-            raise RunError(f"{error}; restore the file from a copy, then go on with --resume") from error
+            raise errors.RunError(f"{error}; restore the file from a copy, then go on with --resume") from error
         return [
             next(stored) if i < closed else (self._bodies[i - closed][0].copy(), self._bodies[i - closed][1].copy())
             for i in trajectory_ids

@@ -25,16 +25,15 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 from platformdirs import user_cache_path
 
-from exgrpo_cli.base.data import tables
-from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base import data, errors
 from exgrpo_cli.base.versions import install_command, installed_version
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.machine.survey import Machine, cards_of, survey_machine
 from exgrpo_cli.presets import preset_names
 
-HEAVY: Mapping[str, str] = tables(__file__, "tables.toml")["heavy"]
+HEAVY: Mapping[str, str] = data.tables(__file__, "tables.toml")["heavy"]
 """Each heavy package and what is run to see whether it works; transformers alone would import next to nothing."""
-LIGHT: Mapping[str, str] = tables(__file__, "tables.toml")["light"]
+LIGHT: Mapping[str, str] = data.tables(__file__, "tables.toml")["light"]
 """Trial before that, and the only one where nothing speaks against a package: a tenth of the time."""
 TRIALS = """
 import os, sys, torch
@@ -78,7 +77,7 @@ UNUSED_BY_TEXT = ("torchvision", "torchaudio", "torchcodec")
 IMPORT_SECONDS = 120
 CARDS = ("24", "48", "80", "8x80")
 """GPUs that people have, in GB, against which every backbone is planned."""
-TRIED: Sequence[Sequence[str]] = tables(__file__, "tables.toml")["tried"]
+TRIED: Sequence[Sequence[str]] = data.tables(__file__, "tables.toml")["tried"]
 """Settings that make a backbone fit, those first that change a run least."""
 DISK_BYTES, MEMORY_BYTES = 2**30, 2 * 2**30
 """Disk and memory that the default run takes, with room to spare."""
@@ -211,7 +210,7 @@ def fitting(name: str) -> dict[str, str | None]:
     for changed in TRIED:
         if None not in found.values():
             break
-        with suppress(InputError):
+        with suppress(errors.InputError):
             config = build_config(backbone=name, assignments=changed)
             shape = backbone_shape(config.backbone, config.tiny)
             assert shape is not None, f"preset {name} carries its shape"

@@ -15,12 +15,10 @@ from typing import Any
 
 from exgrpo_cli.algo.batching import MOST_REPEATED
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.config.names import is_gguf
-from exgrpo_cli.config.sections import require_known
+from exgrpo_cli.config import names, sections
 from exgrpo_cli.config.sections.run import BUCKET_ELEMENTS, VLLM_RANKS, BackboneSettings, LoraSettings, TinySettings
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.models.adapters import base_of, is_adapter
-from exgrpo_cli.models.folders import gguf_config, reading_model, require_model_folder
+from exgrpo_cli.models import adapters, folders
 from exgrpo_cli.presets import about_backbone
 
 CONTEXT_BYTES = 2 * 2**30
@@ -98,7 +96,7 @@ def backbone_shape(backbone: BackboneSettings, tiny: TinySettings) -> Shape | No
     config = architecture(backbone, tiny)
     if config is None:
         return None
-    with reading_model(f"backbone.source {backbone.source!r}", "usable config.json"):
+    with folders.reading_model(f"backbone.source {backbone.source!r}", "usable config.json"):
         return shape_of(config)
 
 
@@ -108,7 +106,7 @@ def counted_shape(**sizes: Any) -> Shape:
     A layer has q, k, v (in Qwen2 with biases), o, gate, up, down and two norms. Raises InputError for another field.
     """
     for name in sizes:
-        require_known("field of [about.shape]", name, ("model_type", "vocab_size", *TinySettings().shape))
+        sections.require_known("field of [about.shape]", name, ("model_type", "vocab_size", *TinySettings().shape))
     config, hidden = SimpleNamespace(**sizes), sizes["hidden_size"]
     kv_size = hidden // config.num_attention_heads * config.num_key_value_heads
     biases = hidden + 2 * kv_size if config.model_type == "qwen2" else 0
@@ -157,16 +155,16 @@ def architecture(backbone: BackboneSettings, tiny: TinySettings) -> Any:
     if about := about_backbone(backbone.source):
         return AutoConfig.for_model(**about["shape"])
     folder = Path(backbone.source).expanduser()
-    if is_adapter(folder):
-        base = base_of(folder)
+    if adapters.is_adapter(folder):
+        base = adapters.base_of(folder)
         return architecture(base.backbone, base.tiny)
-    if is_gguf(backbone.source):
-        return gguf_config(folder)
+    if names.is_gguf(backbone.source):
+        return folders.gguf_config(folder)
     if folder.is_dir():
-        require_model_folder(folder)
+        folders.require_model_folder(folder)
     options = {"revision": backbone.revision, "local_files_only": True, "trust_remote_code": False}
     try:
-        with reading_model(f"backbone.source {backbone.source!r}", "usable config.json"):
+        with folders.reading_model(f"backbone.source {backbone.source!r}", "usable config.json"):
             return AutoConfig.from_pretrained(backbone.source, **options)
     except InputError:
         if folder.is_dir():

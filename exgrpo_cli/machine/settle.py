@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
-from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.versions import install_command
+from exgrpo_cli.base import errors, versions
 from exgrpo_cli.config.sections.run import MOST_WORKERS
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.machine import memory as sizes
@@ -17,8 +16,7 @@ from exgrpo_cli.machine.survey import Machine, choose_threads
 from exgrpo_cli.models.load import dtype_note, pin_dtype
 from exgrpo_cli.presets import load_preset, preset_names
 from exgrpo_cli.ranks import ALONE, Ranks
-from exgrpo_cli.replay.join import Join
-from exgrpo_cli.replay.prefix import Prefix
+from exgrpo_cli.replay import join, prefix
 
 MPS = (1, "hf", "torch")
 """Ranks and engines that a Mac's GPU can have."""
@@ -206,7 +204,7 @@ class Plan:
 def require_runnable(plan: Plan, longest_prompt: int = 1) -> None:
     """Raise InputError naming all that is missing, of memory for prompts of so many tokens."""
     if missing := "; ".join(_missing(plan, longest_prompt)):
-        raise InputError(f"this machine cannot run {plan.config.backbone.name}: {missing}.")
+        raise errors.InputError(f"this machine cannot run {plan.config.backbone.name}: {missing}.")
 
 
 def _missing(plan: Plan, longest_prompt: int) -> Iterator[str]:
@@ -230,7 +228,7 @@ def _missing(plan: Plan, longest_prompt: int) -> Iterator[str]:
     wanted += ["peft"] * (config.lora.rank > 0) + ["bitsandbytes"] * (config.optim.moments == "8bit")
     for package in wanted:
         if package in extras and find_spec(package) is None:
-            yield f"{package} is not installed ({install_command(extras[package])})"
+            yield f"{package} is not installed ({versions.install_command(extras[package])})"
 
 
 def _missing_memory(plan: Plan, longest_prompt: int) -> Iterator[str]:
@@ -267,10 +265,10 @@ def first_replay_step(config: Config, num_questions: int) -> int:
         return begins
     stores, upper = 1 if replay.collect_before_start else begins, replay.upper(rollout.group_size)
     fewest = rollout.group_size - upper if replay.store == "failures" else replay.lower_bound + 1
-    if isinstance(replay, Join):
+    if isinstance(replay, join.Join):
         of_a_visit = rollout.group_size if replay.store == "all" else upper
         visits, turns = math.ceil(replay.min_stored / of_a_visit), 0
-    elif isinstance(replay, Prefix) and replay.at_most < fewest:
+    elif isinstance(replay, prefix.Prefix) and replay.at_most < fewest:
         # No visit both stores rows and leaves its question one that is begun.
         visits, turns = 1, 1
     else:

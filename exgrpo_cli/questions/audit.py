@@ -19,8 +19,7 @@ import numpy as np
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import Question
-from exgrpo_cli.grading import GradingPool
-from exgrpo_cli.grading.plain import tables
+from exgrpo_cli.grading import GradingPool, plain
 from exgrpo_cli.questions.question_file import normalised, question_text
 
 Progress = Callable[[int, int, str], None]
@@ -33,7 +32,7 @@ Check = Callable[[Sequence[Question]], Iterable[Reason | None]]
 _MAX_EXAMPLES = 3
 _EXAMPLE_CHARS = 160
 _CHUNK = 1024
-_GOLD_REASONS = tables()["gold_reasons"]
+_GOLD_REASONS = plain.tables()["gold_reasons"]
 # Words and numbers, and the signs without which 1+2 and 1-2 would read alike; mark-up and punctuation fall away.
 _WORD = re.compile(r"\w+|[+\-*/^=<>]")
 _NUM_BANDS, _BAND_ROWS = 8, 4

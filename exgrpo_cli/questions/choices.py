@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from itertools import pairwise, takewhile
 from typing import NamedTuple
 
-from exgrpo_cli.base.data import patterns, tables
-from exgrpo_cli.base.types import Question
+from exgrpo_cli.base import data, types
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _ALPHABETS = {"A": LETTERS, "a": LETTERS.lower(), "1": "123456789"}
-_RE = patterns(tables(__file__, "patterns.toml")["choices"], {})
+_RE = data.patterns(data.tables(__file__, "patterns.toml")["choices"], {})
 _LEAST_NUMBERED = 3
 # The last so many labels A, a and 1 are looked at: a text of a million of them would take hours.
 _MOST_STARTS = 64
@@ -89,7 +88,7 @@ def _written(text: str) -> Choices | None:
     return Choices(labels=tuple(LETTERS[: len(lines)]), spans=tuple(spans), text=text)
 
 
-def options_of(question: Question) -> tuple[str, ...] | None:
+def options_of(question: types.Question) -> tuple[str, ...] | None:
     """Options of a multiple-choice question in their order; None without options, or where its gold labels none."""
     choices = find_choices(question.prompt[-1].content)
     return None if choices is None or choices.place_of(question.answer) is None else choices.options

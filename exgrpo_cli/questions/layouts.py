@@ -11,14 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from exgrpo_cli.base.data import patterns, tables
+from exgrpo_cli.base import data, types
 from exgrpo_cli.base.errors import InputError, nearest
-from exgrpo_cli.base.types import Message, Question
 from exgrpo_cli.config.requests import PrepareRequest
 from exgrpo_cli.grading import last_boxed
-from exgrpo_cli.questions import values
+from exgrpo_cli.questions import files, values
 from exgrpo_cli.questions.choices import LETTERS, format_choices
-from exgrpo_cli.questions.files import Row
 from exgrpo_cli.questions.made.countdown import SOURCE, solve
 from exgrpo_cli.questions.question_file import own_metadata, question_id, reach
 
@@ -28,14 +26,14 @@ _PASSAGE_CHARS = 400
 _LEAST_WORDS = 6
 # Share of a question's words from which another column says the same once more.
 _RESTATED = 0.7
-_RE = patterns(tables(__file__, "patterns.toml")["layouts"], {})
+_RE = data.patterns(data.tables(__file__, "patterns.toml")["layouts"], {})
 _MOST_NUMBERS = 5
 SAMPLE_ROWS = 20
 """First rows of a file by which its layout is recognised."""
 MULTIPLE_CHOICE = "multiple choice"
 """Name of the layouts whose gold is a letter."""
 
-Asked = tuple[tuple[Message, ...], str] | tuple[tuple[Message, ...], str, str]
+Asked = tuple[tuple[types.Message, ...], str] | tuple[tuple[types.Message, ...], str, str]
 """Prompt and gold answer, and metadata that name a verifier where the layout has one."""
 Columns = Mapping[str, str]
 """Lower-case name to the name as it is in the file."""
@@ -63,7 +61,7 @@ class Layout(NamedTuple):
         parts = (part for name in named if name for part in parts_of(name))
         return tuple(dict.fromkeys(part.partition(".")[0] for part in parts))
 
-    def question(self, row: Row, source: str) -> Question:
+    def question(self, row: files.Row, source: str) -> types.Question:
         """The question of a row, from `source` where it says nothing else; raises UnusableRow with the reason."""
         if any(row.get(name) not in (None, "", []) for name in self.left_empty):
             raise values.UnusableRow("options, which the first rows have not")
@@ -75,7 +73,7 @@ class Layout(NamedTuple):
             answer = values.gold_text(matches[-1].group(min(1, matches[-1].re.groups)))
         answer = values.filled_text(answer, "no answer")
         own = {key: reach(row, name) for key, name in self.own.items() if name}
-        return Question(
+        return types.Question(
             id=question_id(prompt, answer),
             prompt=prompt,
             answer=answer,
@@ -90,7 +88,7 @@ def parts_of(name: str) -> list[str]:
     return name.split("+")
 
 
-def joined(row: Row, name: str) -> Any:
+def joined(row: files.Row, name: str) -> Any:
     """The value of a column; of several, by a +, their texts, one that stands in the next one or is empty left out."""
     *before, last = (reach(row, part) for part in parts_of(name))
     if not before or not isinstance(last, str):
@@ -100,7 +98,7 @@ def joined(row: Row, name: str) -> Any:
     return between.join([*texts, last])
 
 
-def recognise(where: str, rows: Sequence[Row], asked: PrepareRequest) -> Layout:
+def recognise(where: str, rows: Sequence[files.Row], asked: PrepareRequest) -> Layout:
     """The layout of a file with these first rows; fields the user named come first.
 
     Raises InputError listing the columns where nothing fits.
@@ -137,7 +135,7 @@ def recognise(where: str, rows: Sequence[Row], asked: PrepareRequest) -> Layout:
     )
 
 
-def _refuse_unused(where: str, layout: Layout, columns: Sequence[str], rows: Sequence[Row]) -> None:
+def _refuse_unused(where: str, layout: Layout, columns: Sequence[str], rows: Sequence[files.Row]) -> None:
     """Raise InputError where a column that is not read has more words than the question, and none of its own use.
 
     Facts of a question stand in a column beside it in many sets. A trace, or the question in other words, may be long.
@@ -195,11 +193,11 @@ def _countdown(numbers: Any, target: Any) -> Asked:
     return values.messages_of(text), solution, json.dumps(metadata)
 
 
-def _is_numbered(columns: Columns, rows: Sequence[Row]) -> bool:
+def _is_numbered(columns: Columns, rows: Sequence[files.Row]) -> bool:
     return any(_RE.numbered.search(str(row.get(columns["question"]))) for row in rows)
 
 
-def _is_gsm8k(columns: Columns, rows: Sequence[Row]) -> bool:
+def _is_gsm8k(columns: Columns, rows: Sequence[files.Row]) -> bool:
     # Most of them, not the first: one row without the mark is a broken row, one with it may be a heading.
     answers = [value for row in rows if isinstance(value := row.get(columns["answer"]), str) and value.strip()]
     return 2 * sum(_GSM8K_MARK in value for value in answers) > len(answers)
@@ -259,7 +257,7 @@ class _Known(NamedTuple):
     """As of a `Layout`, by the names that each column may have."""
     tells: bool = False
     """Whether facts of the question may stand in a column of their own."""
-    when: Callable[[Columns, Sequence[Row]], bool] = lambda columns, rows: True
+    when: Callable[[Columns, Sequence[files.Row]], bool] = lambda columns, rows: True
     """Further condition on the columns and the first few rows."""
 
 
@@ -290,7 +288,7 @@ _KNOWN = (
 )
 
 
-def _first_of(columns: Columns, names: Sequence[str], rows: Sequence[Row] = ()) -> str | None:
+def _first_of(columns: Columns, names: Sequence[str], rows: Sequence[files.Row] = ()) -> str | None:
     """Name, as it is in the file, of the first of `names` that is a column, or reaches into one by a dot.
 
     With `rows` what is reached into has a value in one of them.

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from exgrpo_cli import __version__
-from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base import errors, types
 from exgrpo_cli.base.files import require_place, require_writable
-from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.names import is_made, section_of_made
 from exgrpo_cli.config.requests import PrepareRequest
 from exgrpo_cli.config.settings import Config
@@ -58,7 +57,7 @@ class PrepareReport:
     layout: str
     """Layout recognised in the source."""
     num_read: int
-    questions: Sequence[Question]
+    questions: Sequence[types.Question]
     """Those that are kept, exact duplicates folded."""
     num_folded: int = 0
     dropped: audit.Tally = field(default_factory=audit.Tally)
@@ -130,7 +129,7 @@ def outputs_of(source: str, output: Path, options: PrepareOptions) -> list[Path]
     Raises InputError where writing one would fail or destroy what cannot be made again, or a split is asked for twice.
     """
     if is_made(source) and options.request.split is not None:
-        raise InputError(f"--split does nothing here: {source} brings held-out questions of its own.")
+        raise errors.InputError(f"--split does nothing here: {source} brings held-out questions of its own.")
     require_place(output)
     outputs = [output]
     if is_made(source) or options.request.split is not None:
@@ -138,11 +137,11 @@ def outputs_of(source: str, output: Path, options: PrepareOptions) -> list[Path]
     for path in outputs:
         require_place(path)
         if path.exists() and Path(source).exists() and path.samefile(source):
-            raise InputError(f"--output {path} is the source itself: name another file.")
+            raise errors.InputError(f"--output {path} is the source itself: name another file.")
         if path.exists() and not question_file.is_prepared(question_file.read_metadata(path)):
-            raise InputError(f"--output {path} exists and was not made by `exgrpo prepare`: name another file.")
+            raise errors.InputError(f"--output {path} exists and was not made by `exgrpo prepare`: name another file.")
         if path.suffix.lower() != ".parquet":
-            raise InputError(f"--output {path} would be a parquet file: name it {files.stem_of(path)}.parquet.")
+            raise errors.InputError(f"--output {path} would be a parquet file: name it {files.stem_of(path)}.parquet.")
         require_writable(path)
     return outputs
 
@@ -200,18 +199,18 @@ def read_source(text: str, asked: PrepareRequest, progress: audit.Progress) -> P
             del sample
     named = {layout.name: file for file, layout in layouts.items()}
     if not named:
-        raise InputError(f"{', '.join(map(str, source.files))}: no rows, so there are no questions to prepare.")
+        raise errors.InputError(f"{', '.join(map(str, source.files))}: no rows, so there are no questions to prepare.")
     if len(named) > 1:
         found = " and ".join(f"{file} has the {name} layout" for name, file in named.items())
-        raise InputError(f"{found}: prepare them one by one.")
+        raise errors.InputError(f"{found}: prepare them one by one.")
     dropped, marked = audit.Tally(), audit.Tally()
     for file in source.files:
         try:
             question_file.require_content(file)
-        except InputError as error:
+        except errors.InputError as error:
             marked.add("file not as it was written, taken as it is", str(error))
 
-    def placed() -> Iterator[tuple[str, Question]]:
+    def placed() -> Iterator[tuple[str, types.Question]]:
         for number, (file, layout) in enumerate(layouts.items()):
             progress(number, len(layouts), "reading files")
             for place, row in files.iter_rows(file, layout.wanted):
@@ -235,8 +234,8 @@ def read_source(text: str, asked: PrepareRequest, progress: audit.Progress) -> P
 
 
 def split_questions(
-    questions: Sequence[Question], fraction: float, *, seed: int = 0, most: int | None = None
-) -> tuple[list[Question], list[Question]]:
+    questions: Sequence[types.Question], fraction: float, *, seed: int = 0, most: int | None = None
+) -> tuple[list[types.Question], list[types.Question]]:
     """(training, held-out) questions in their order; about `fraction` of them held out, `most` of them at most.
 
     Questions of the same words are kept on one side, whatever their answers: the lowest hashes of (seed, last user
@@ -251,7 +250,7 @@ def split_questions(
     if not train:
         parts = f"training and held-out ones (a share of {fraction:g})"
         remedy = "use more questions, or --heldout none"
-        raise InputError(f"{len(questions)} questions cannot be split into {parts}: {remedy}.")
+        raise errors.InputError(f"{len(questions)} questions cannot be split into {parts}: {remedy}.")
     return train, heldout
 
 
@@ -275,7 +274,7 @@ def _audit(source: str, report: PrepareReport, options: PrepareOptions, progress
         questions = audit.sift(questions, limit.reasons, "counting prompt tokens", dropped, progress)
     if not questions:
         found = [f"{count} {reason} ({dropped.examples[reason][0]})" for reason, count in dropped.items()]
-        raise InputError(f"{source}: none of the {report.num_read} rows is left: {'; '.join(found)}.")
+        raise errors.InputError(f"{source}: none of the {report.num_read} rows is left: {'; '.join(found)}.")
     audit.mark_near_duplicates(questions, report.marked, progress, threshold=_NEAR)
     return replace(report, questions=questions)
 

@@ -16,18 +16,17 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from exgrpo_cli.base import files, types
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import type_of, write_whole
-from exgrpo_cli.base.types import Message, Question
 from exgrpo_cli.questions.files import iter_parquet, parquet_schema
 
 _Size = Annotated[int, msgspec.Meta(ge=-(10**15), le=10**15)]
 
 
 _TABLES = {
-    "countdown": type_of({"numbers": list[_Size], "target": _Size}),
-    "gym": type_of({"entry": dict[str, Any]}),
-    "sum": type_of({"terms": list[_Size], "modulus": _Size | None}),
+    "countdown": files.type_of({"numbers": list[_Size], "target": _Size}),
+    "gym": files.type_of({"entry": dict[str, Any]}),
+    "sum": files.type_of({"terms": list[_Size], "modulus": _Size | None}),
 }
 """Shape of the metadata of a question, by the verifier that they name or the check of its traces."""
 
@@ -66,7 +65,7 @@ _COLUMNS = {
 """Dotted column of each field of a question."""
 
 
-def question_id(prompt: Sequence[Message], answer: str) -> str:
+def question_id(prompt: Sequence[types.Message], answer: str) -> str:
     """Hash of the last user message (NFKC, runs of white space as one blank) and the stripped answer.
 
     Raises InputError for a prompt without a user message.
@@ -78,7 +77,7 @@ def question_id(prompt: Sequence[Message], answer: str) -> str:
     return hashlib.sha256(f"{normalised(asked[-1])}\x1f{answer.strip()}".encode()).hexdigest()[:16]
 
 
-def question_text(question: Question) -> str:
+def question_text(question: types.Question) -> str:
     """The last user message."""
     return next(message.content for message in reversed(question.prompt) if message.role == "user")
 
@@ -88,7 +87,7 @@ def normalised(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).split())
 
 
-def content_hash(questions: Sequence[Question]) -> str:
+def content_hash(questions: Sequence[types.Question]) -> str:
     """sha256 over the rows (id, messages, answer, source, level, metadata if any), one JSON line each, in order."""
     digest = hashlib.sha256()
     for question in questions:
@@ -100,12 +99,12 @@ def content_hash(questions: Sequence[Question]) -> str:
     return digest.hexdigest()
 
 
-def fold(placed: Iterable[tuple[str, Question]]) -> tuple[list[Question], int]:
+def fold(placed: Iterable[tuple[str, types.Question]]) -> tuple[list[types.Question], int]:
     """Distinct questions in their order and the number of exact duplicates left out, white space aside.
 
     `placed` pairs each question with its place for messages. Raises InputError for one id with different content.
     """
-    kept: dict[str, tuple[str, Question]] = {}
+    kept: dict[str, tuple[str, types.Question]] = {}
     num_folded = 0
     for place, question in placed:
         first, earlier = kept.setdefault(question.id, (place, question))
@@ -120,7 +119,7 @@ def fold(placed: Iterable[tuple[str, Question]]) -> tuple[list[Question], int]:
     return [question for _, question in kept.values()], num_folded
 
 
-def _content(question: Question) -> list[tuple[str, str]]:
+def _content(question: types.Question) -> list[tuple[str, str]]:
     turns = [(message.role, normalised(message.content)) for message in question.prompt]
     return [*turns, ("answer", question.answer.strip()), ("metadata", question.metadata or "")]
 
@@ -128,7 +127,7 @@ def _content(question: Question) -> list[tuple[str, str]]:
 class QuestionSet(NamedTuple):
     """The questions of one file."""
 
-    questions: tuple[Question, ...]
+    questions: tuple[types.Question, ...]
     """In the order of the file."""
     metadata: dict[str, Any]
     """Record of how the file was made; empty for a file `prepare` did not write."""
@@ -169,7 +168,7 @@ def require_content(path: Path) -> None:
 
 
 def write_questions(
-    path: Path, questions: Sequence[Question], metadata: Mapping[str, Any], layout: FileLayout = "canonical"
+    path: Path, questions: Sequence[types.Question], metadata: Mapping[str, Any], layout: FileLayout = "canonical"
 ) -> None:
     """Write a question file under a temporary name, then rename it: `path` is whole or untouched.
 
@@ -185,7 +184,7 @@ def write_questions(
                 rows = [_to_row(index, question, layout) for index, question in part]
                 writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
 
-    write_whole(path, write)
+    files.write_whole(path, write)
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
@@ -231,7 +230,7 @@ def _layout_of(path: Path, schema: pa.Schema) -> FileLayout:
     return "canonical"
 
 
-def _iter_questions(path: Path, layout: FileLayout) -> Iterator[tuple[str, Question]]:
+def _iter_questions(path: Path, layout: FileLayout) -> Iterator[tuple[str, types.Question]]:
     names = _COLUMNS[layout]
     for number, row in iter_parquet(path, {name.partition(".")[0] for name in names.values()}):
         where = f"{path}: row {number}"
@@ -247,7 +246,7 @@ def _iter_questions(path: Path, layout: FileLayout) -> Iterator[tuple[str, Quest
                 "a verifier has what that needs (countdown: numbers and a target, gym: an entry)."
             )
         prompt = prompt_of(values["prompt"], where)
-        question = Question(
+        question = types.Question(
             id=values.get("id") or question_id(prompt, values["answer"]),
             prompt=prompt,
             answer=values["answer"],
@@ -258,7 +257,7 @@ def _iter_questions(path: Path, layout: FileLayout) -> Iterator[tuple[str, Quest
         yield where, question
 
 
-def prompt_of(turns: Sequence[Mapping[str, Any]] | None, where: str) -> tuple[Message, ...]:
+def prompt_of(turns: Sequence[Mapping[str, Any]] | None, where: str) -> tuple[types.Message, ...]:
     """The messages of one row; raises InputError for an empty prompt, a null field or one without a user message."""
     if not turns or not isinstance(turns, list):
         raise InputError(f"{where}, field 'prompt' is {turns!r:.60}: a question needs a list of messages.")
@@ -268,7 +267,7 @@ def prompt_of(turns: Sequence[Mapping[str, Any]] | None, where: str) -> tuple[Me
             if not isinstance(value, str) or not is_unicode(value):
                 shown = ascii(value)[:60]
                 raise InputError(f"{where}, field 'prompt', message {number}: {name!r} is {shown}, it must be text.")
-    prompt = tuple(Message(role=turn["role"], content=turn["content"]) for turn in turns)
+    prompt = tuple(types.Message(role=turn["role"], content=turn["content"]) for turn in turns)
     if not any(message.role == "user" and message.content.strip() for message in prompt):
         roles = [message.role for message in prompt]
         raise InputError(f"{where}, field 'prompt' has the roles {roles} and no user message with text.")
@@ -304,7 +303,7 @@ def own_metadata(value: Any) -> str | None:
     return str(value)
 
 
-def _to_row(index: int, question: Question, layout: FileLayout) -> dict[str, Any]:
+def _to_row(index: int, question: types.Question, layout: FileLayout) -> dict[str, Any]:
     prompt = [{"role": message.role, "content": message.content} for message in question.prompt]
     if layout == "canonical":
         return {**{name: getattr(question, name) for name in _COLUMNS["canonical"]}, "prompt": prompt}

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.types import Message
-from exgrpo_cli.questions.choices import LETTERS
-from exgrpo_cli.questions.question_file import is_unicode, prompt_of
+from exgrpo_cli.base import errors, types
+from exgrpo_cli.questions import choices, question_file
 
 _LISTED = re.compile(r"(?:^|,)\s*\(?([A-Za-z])\s*\)\s*")
 _LABELLED = re.compile(r"\s*[(\[]?([A-Z])[)\]]\s*")
@@ -38,14 +36,14 @@ def options_in(value: Any) -> tuple[list[str], list[str]]:
         # Letters as names; a struct has those that other rows use as nulls.
         value = {label: text for label, text in value.items() if text is not None}
         labels, value = list(value), list(value.values())
-    if not isinstance(value, list | tuple) or not 2 <= len(value) <= len(LETTERS):
+    if not isinstance(value, list | tuple) or not 2 <= len(value) <= len(choices.LETTERS):
         raise UnusableRow("fewer than two options")
     texts = [filled_text(None if text is None else str(text), "an option is missing") for text in value]
     if not isinstance(labels, list | tuple) or len(labels) not in (0, len(texts)):
         raise UnusableRow("as many labels as options are needed")
     # `(A)21` and `A)21`: AGIEval and AQuA write the label into the option.
     own = [_LABELLED.match(text) for text in texts]
-    if all(label and label[1] == letter for label, letter in zip(own, LETTERS, strict=False)):
+    if all(label and label[1] == letter for label, letter in zip(own, choices.LETTERS, strict=False)):
         texts = [filled_text(_LABELLED.sub("", text, count=1), "an option is missing") for text in texts]
     return texts, [str(label).strip() for label in labels]
 
@@ -57,7 +55,7 @@ def place_of_gold(answer: Any, texts: list[str], labels: list[str]) -> int:
         answer = int(answer)
     named, places = str(answer).strip(), [str(place) for place in range(len(texts))]
     # A number is no text: 2 is the third of the options 4, 3, 2.
-    spoken = [(list(LETTERS[: len(texts)]), named.upper()), (texts, named)] if isinstance(answer, str) else []
+    spoken = [(list(choices.LETTERS[: len(texts)]), named.upper()), (texts, named)] if isinstance(answer, str) else []
     for names, name in [(labels, named), *spoken, (places, named)]:
         if name in names:
             return names.index(name)
@@ -86,13 +84,13 @@ def gold_text(value: Any) -> str:
     return filled_text(str(value), "no answer").strip()
 
 
-def messages_of(value: Any) -> tuple[Message, ...]:
+def messages_of(value: Any) -> tuple[types.Message, ...]:
     """A question, text or a list of messages, as messages."""
     if not isinstance(value, list):
-        return (Message(role="user", content=filled_text(value, "no question")),)
+        return (types.Message(role="user", content=filled_text(value, "no question")),)
     try:
-        return prompt_of(value, "row")
-    except InputError as error:
+        return question_file.prompt_of(value, "row")
+    except errors.InputError as error:
         raise UnusableRow("no usable prompt") from error
 
 
@@ -100,7 +98,7 @@ def filled_text(value: Any, reason: str) -> str:
     """`value` where it is text, not empty and valid Unicode; else raises UnusableRow, with `reason` where empty."""
     if not isinstance(value, str) or not value.strip():
         raise UnusableRow(reason)
-    if not is_unicode(value):
+    if not question_file.is_unicode(value):
         raise UnusableRow("text is not valid Unicode")
     return value
 

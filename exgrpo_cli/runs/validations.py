@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Int64
 
-from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import read_json_lines
+from exgrpo_cli.base import errors, files
 from exgrpo_cli.runs.folder import HELDOUT, RunFolder
 
 
@@ -51,11 +50,11 @@ def read_validations(run: Path, kind: str = HELDOUT) -> tuple[Validation, ...]:
     Of a step validated twice the last one counts. Raises InputError for a damaged file; a run without one has none.
     """
     path = RunFolder(run).validations
-    lines = enumerate(read_json_lines(path) if path.is_file() else (), start=1)
+    lines = enumerate(files.read_json_lines(path) if path.is_file() else (), start=1)
     found = [_validation(line, f"{path}, line {number}") for number, line in lines]
     by_step = {each.step: each for each in found if each.asked == kind}
     if len({(len(each.correct), each.ids) for each in by_step.values()}) > 1:
-        raise InputError(f"{path} asks other questions at one step than at another: restore it from a copy.")
+        raise errors.InputError(f"{path} asks other questions at one step than at another: restore it from a copy.")
     return tuple(by_step[step] for step in sorted(by_step))
 
 
@@ -63,4 +62,4 @@ def _validation(line: dict[str, Any], where: str) -> Validation:
     try:
         return msgspec.convert(line, Validation, dec_hook=lambda _, text: np.array(text.split(), dtype=np.int64))
     except (ValueError, OverflowError, AttributeError) as error:
-        raise InputError(f"{where} is damaged ({error}): restore it from a copy.") from error
+        raise errors.InputError(f"{where} is damaged ({error}): restore it from a copy.") from error

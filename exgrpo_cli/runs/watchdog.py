@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from exgrpo_cli.base.errors import InputError, RunError
-from exgrpo_cli.base.output import say
+from exgrpo_cli.base import errors, output
 
 POLL_SECONDS = 1.0
 _PATIENCE = 3
@@ -53,7 +52,7 @@ class TimeLimit:
         days, hours, minutes, seconds = (int(part or 0) for part in parts.groups()) if parts else (0, 0, 0, 0)
         seconds += 86400 * days + 3600 * hours + 60 * minutes
         if seconds == 0:
-            raise InputError(f"--time-limit {text!r} is no length of time: write it like 3h50m, 45m or 90s.")
+            raise errors.InputError(f"--time-limit {text!r} is no length of time: write it like 3h50m, 45m or 90s.")
         return cls(seconds=seconds)
 
     @classmethod
@@ -120,11 +119,11 @@ class Watchdog:
 
     def _give_up(self, phase: str, seconds: float) -> None:
         what = f"rank {self._rank} has been in phase {phase!r} for {seconds:.0f} s, more than {self._seconds:.0f} s"
-        error = RunError(
+        error = errors.RunError(
             f"{what} (run.phase_timeout, which --set may raise). Where every rank was is in {self._stacks}; go on from "
             f"the last checkpoint with: exgrpo train --resume --output {self._run}"
         )
-        say(f"exgrpo: {error}")
+        output.say(f"exgrpo: {error}")
         # What follows writes to a disk, which may be what hangs.
         faulthandler.dump_traceback_later(10 * _PATIENCE * self._interval, exit=True, file=_STDERR)
         self._write_stacks(what)

@@ -23,9 +23,8 @@ from exgrpo_cli.ledger.schemas import Event
 from exgrpo_cli.replay.by_question import Candidates, RowPlace, choose, resolve_metric, resolve_sampler
 from exgrpo_cli.replay.place import Place
 from exgrpo_cli.replay.rows import Questions
-from exgrpo_cli.show.queries import Numbers, draw_names, draw_numbers, mean_by_step, rows_of_units, state_of
+from exgrpo_cli.show import queries, tables
 from exgrpo_cli.show.record import RunRecord, question_texts, response_texts, table_rows, take
-from exgrpo_cli.show.tables import TABLES
 
 MOMENTS = {"scored": 0, "refused": 1, "selected": 1}
 """Events of a draw, in the order in which a history has those of a step."""
@@ -35,7 +34,7 @@ KEYS = {"sampler": ("sampler", "mu", "sigma"), "metric": ("metric", "direction")
 """Kinds of draw that another policy can make, each with the keys of `replay` that change it."""
 
 
-def step_replay(record: RunRecord, step: int) -> Numbers:
+def step_replay(record: RunRecord, step: int) -> queries.Numbers:
     """Offers and draws of one step: `buckets` that could be drawn from, the drawn `questions` with their candidates as
     selection saw them, or the `units` scanned in the order drawn; `nothing` is why nothing was replayed, else empty.
 
@@ -56,7 +55,7 @@ def step_replay(record: RunRecord, step: int) -> Numbers:
     }
 
 
-def _drawn_questions(record: RunRecord, step: int) -> list[Numbers]:
+def _drawn_questions(record: RunRecord, step: int) -> list[queries.Numbers]:
     """In the order drawn, each with its candidates in order of birth; none is chosen where the draw was given back."""
     scores, born = record.scores, record.trajectories
     scored = np.flatnonzero(scores.step == step)
@@ -76,7 +75,7 @@ def _drawn_questions(record: RunRecord, step: int) -> list[Numbers]:
     return questions
 
 
-def _questions(record: RunRecord, owners: Int64[np.ndarray, " rows"]) -> dict[int, Numbers]:
+def _questions(record: RunRecord, owners: Int64[np.ndarray, " rows"]) -> dict[int, queries.Numbers]:
     """Id and words of the distinct questions among `owners` by number, in the order in which they first come up."""
     ids = {number: record.question_ids[number].as_py() for number in dict.fromkeys(owners.tolist())}
     texts = question_texts(record.run, list(ids.values()))
@@ -88,7 +87,7 @@ def _responses(record: RunRecord, rows: Int64[np.ndarray, " rows"]) -> dict[int,
     return response_texts(record.run, record.config.backbone.source, ids)
 
 
-def _place_at_draw(record: RunRecord, question: int, step: int) -> Numbers:
+def _place_at_draw(record: RunRecord, question: int, step: int) -> queries.Numbers:
     """Bucket and members of a question when the step drew, and its probability at each single draw: the bucket's over
     its questions, which are equally likely. None where it was in no bucket, or this one was not offered."""
     events, draws = record.events, record.draws
@@ -102,10 +101,10 @@ def _place_at_draw(record: RunRecord, question: int, step: int) -> Numbers:
     return {"bucket": bucket, "num_members": num_members, "probability": chance}
 
 
-def _scanned_units(record: RunRecord, step: int) -> list[Numbers]:
+def _scanned_units(record: RunRecord, step: int) -> list[queries.Numbers]:
     columns, born = record.units, record.trajectories
     scanned = np.flatnonzero(columns.step == step)
-    which, rows = rows_of_units(record, columns.unit[scanned])
+    which, rows = queries.rows_of_units(record, columns.unit[scanned])
     responses = _responses(record, rows)
     texts = [responses.get(each) for each in born.trajectory_id[rows].tolist()]
     members = table_rows(text=texts, **take(born, rows, "trajectory_id", "reward", "advantage", "num_tokens"))
@@ -122,7 +121,7 @@ def _scanned_units(record: RunRecord, step: int) -> list[Numbers]:
     return [unit | asked[number] for unit, number in zip(units, owners, strict=True)]
 
 
-def _why_nothing(record: RunRecord, step: int, questions: list[Numbers], units: list[Numbers]) -> str:
+def _why_nothing(record: RunRecord, step: int, questions: list[queries.Numbers], units: list[queries.Numbers]) -> str:
     chosen = [candidate["chosen"] for question in questions for candidate in question["candidates"]]
     if any(chosen) or any(unit["accepted"] for unit in units):
         return ""
@@ -135,10 +134,10 @@ def _why_nothing(record: RunRecord, step: int, questions: list[Numbers], units: 
     if first is None or step < first:
         begins = "has not begun yet" if first is None else f"begins with step {first}"
         return f"on-policy phase: replay {begins}"
-    return str(TABLES["nothing_drawn"][replay.composition])
+    return str(tables.TABLES["nothing_drawn"][replay.composition])
 
 
-def question_history(record: RunRecord, question_id: str) -> Numbers:
+def question_history(record: RunRecord, question_id: str) -> queries.Numbers:
     """All that the ledger says about one question, named by its id or by an unambiguous beginning of it.
 
     `events` are its events, "scored" for a candidate that was measured and not chosen, and of units "selected" or
@@ -152,7 +151,7 @@ def question_history(record: RunRecord, question_id: str) -> Numbers:
     return {
         "question_id": asked["question_id"],
         **asked["question"],
-        "state": state_of(record, question),
+        "state": queries.state_of(record, question),
         "events": rows,
         "responses": _responses(record, np.flatnonzero(record.trajectories.question == question)),
     }
@@ -171,13 +170,13 @@ def _find(record: RunRecord, question_id: str) -> int:
     raise InputError(f"question {question_id!r} is not in {record.run}. {hint}")
 
 
-def _history(record: RunRecord, question: int) -> Iterator[Numbers]:
+def _history(record: RunRecord, question: int) -> Iterator[queries.Numbers]:
     """Events but the draws, which the scores of their candidates and the units scanned tell."""
     events, scores, units, born = record.events, record.scores, record.units, record.trajectories
     for index in np.flatnonzero((events.question == question) & (events.kind != SELECTED)).tolist():
         kind, bucket, own = KINDS[events.kind[index]], int(events.bucket[index]), events.trajectory_id[index]
         at = None if own == MISSING else int(record.rows_of(np.array([own]))[0])
-        known: Numbers = {"bucket": None if bucket == NO_BUCKET else bucket}
+        known: queries.Numbers = {"bucket": None if bucket == NO_BUCKET else bucket}
         if at is not None and kind == Event.COLLECTED:
             known |= {"entropy": float(born.entropy[at]), "nll": float(born.nll[at])}
         yield _history_row(record, int(events.step[index]), str(kind), at, known)
@@ -188,7 +187,7 @@ def _history(record: RunRecord, question: int) -> Iterator[Numbers]:
             known |= {name: place[name] for name in ("bucket", "probability")}
         event = "selected" if scores.chosen[index] else "scored"
         yield _history_row(record, step, event, int(scores.row[index]), known)
-    which, rows = rows_of_units(record, units.unit)
+    which, rows = queries.rows_of_units(record, units.unit)
     for member in np.flatnonzero(born.question[rows] == question).tolist():
         unit = which[member]
         event, chance = "selected" if units.accepted[unit] else "refused", float(units.probability[unit])
@@ -196,11 +195,11 @@ def _history(record: RunRecord, question: int) -> Iterator[Numbers]:
         yield _history_row(record, int(units.step[unit]), event, int(rows[member]), known)
 
 
-def _history_row(record: RunRecord, step: int, event: str, at: int | None, known: Numbers) -> Numbers:
+def _history_row(record: RunRecord, step: int, event: str, at: int | None, known: queries.Numbers) -> queries.Numbers:
     """A row of a history; of the trajectory in row `at` where one is given, and with its age where it was drawn."""
     born = record.trajectories
     names = ("trajectory_id", "bucket", "probability", "age", "num_tokens", "entropy", "nll")
-    row: Numbers = {"step": step, "event": event, **dict.fromkeys(names)}
+    row: queries.Numbers = {"step": step, "event": event, **dict.fromkeys(names)}
     if at is not None:
         row |= {name: int(getattr(born, name)[at]) for name in ("trajectory_id", "num_tokens")}
         row["age"] = step - int(born.step_born[at]) if event in MOMENTS else None
@@ -242,14 +241,14 @@ def parse_what_if(text: str, own: Place) -> tuple[Any, tuple[str, ...]]:
     return rules, kinds
 
 
-def what_if(record: RunRecord, text: str) -> Numbers:
+def what_if(record: RunRecord, text: str) -> queries.Numbers:
     """Draws of the run beside those of another policy, by kind, with their `names` (the run's first).
 
     Raises InputError as `parse_what_if`, RunError where a function of the user returns what it must not.
     """
     rules, kinds = parse_what_if(text, record.config.replay)
     ask, rng = {"sampler": other_sampler, "metric": other_metric}, np.random.default_rng(0)
-    own, other = draw_names(record.config.replay), draw_names(rules)
+    own, other = queries.draw_names(record.config.replay), queries.draw_names(rules)
     return {kind: {"names": [own[kind], other[kind]], **ask[kind](record, rules, rng)} for kind in kinds}
 
 
@@ -277,7 +276,7 @@ def states_before(record: RunRecord, steps: Int64[np.ndarray, " draws"]) -> Iter
         yield states
 
 
-def other_sampler(record: RunRecord, rules: Any, rng: np.random.Generator) -> Numbers:
+def other_sampler(record: RunRecord, rules: Any, rng: np.random.Generator) -> queries.Numbers:
     """Ask another sampler at each draw of the run, over all questions drawable then, REPETITIONS times.
 
     Returns questions `drawn` by the run and `expected` of the other, by success count, in all and `by_step`, and mean
@@ -309,14 +308,14 @@ def other_sampler(record: RunRecord, rules: Any, rng: np.random.Generator) -> Nu
     }
 
 
-def other_metric(record: RunRecord, rules: Any, rng: np.random.Generator) -> Numbers:
+def other_metric(record: RunRecord, rules: Any, rng: np.random.Generator) -> queries.Numbers:
     """Let another metric choose among the candidates of every draw that replayed, by that step's measurements.
 
     Returns means over the draws of what the run has `chosen` and the `other` would have, in all and `by_step`, and how
     often there was a choice and both made the same. Not `measured` are candidates of which values of birth are taken.
     """
     metric, scores, own_rules = resolve_metric(rules.metric), record.scores, record.config.replay
-    numbers = draw_numbers(record)
+    numbers = queries.draw_numbers(record)
     order = np.lexsort((scores.row, numbers))
     taken, others, same = [order[:0]], [order[:0]], []
     for rows in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
@@ -372,4 +371,4 @@ def _means(
         "age": at - born.step_born[stored],
     }
     totals = {name: float(column.mean()) if len(column) else np.nan for name, column in columns.items()}
-    return totals, {name: mean_by_step(at, column, record.last_step)[steps] for name, column in columns.items()}
+    return totals, {name: queries.mean_by_step(at, column, record.last_step)[steps] for name, column in columns.items()}

@@ -12,8 +12,7 @@ from rich.table import Table as RichTable
 from exgrpo_cli.base.errors import ExgrpoError
 from exgrpo_cli.base.files import write_text
 from exgrpo_cli.base.output import printable, unmarked
-from exgrpo_cli.show.figures import style
-from exgrpo_cli.show.figures.written import as_svg, make_readable
+from exgrpo_cli.show.figures import style, written
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawn
@@ -114,8 +113,8 @@ def figure_block(name: str, figure: "Drawn") -> FigureBlock:
     """
     caption = " ".join(said for word, said in style.WORDS["captions"][name].items() if word in style.words_of(figure))
     title = style.title_of(figure)
-    make_readable(figure)
-    svg = as_svg(figure, dict.fromkeys(("Date", "Creator", "Format", "Type")), entitled=False)
+    written.make_readable(figure)
+    svg = written.as_svg(figure, dict.fromkeys(("Date", "Creator", "Format", "Type")), entitled=False)
     svg = re.sub(r' width="[^"]*" height="[^"]*"', "", svg[svg.index("<svg") :], count=1)
     for colour, own in THEME.items():
         svg = re.sub(rf"\b(fill|stroke): {colour}\b", rf"\1: var(--{own})", svg, flags=re.IGNORECASE)

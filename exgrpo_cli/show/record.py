@@ -17,8 +17,7 @@ from jaxtyping import Int64
 
 from exgrpo_cli.base.errors import InputError, first_line
 from exgrpo_cli.base.files import MANIFEST, find_damage, read_json
-from exgrpo_cli.config import layers
-from exgrpo_cli.config.settings import Author, Config, Written, resolve
+from exgrpo_cli.config import layers, settings
 from exgrpo_cli.ledger.columns import EventColumns, column, decode_events, encoded_words, flat, question_numbers
 from exgrpo_cli.ledger.lives import VISITED, question_lives
 from exgrpo_cli.ledger.reader import DamagedBytes, LedgerReader, LedgerWarning, reading
@@ -72,7 +71,7 @@ class RunRecord(NamedTuple):
     """A run folder, read."""
 
     run: Path
-    config: Config
+    config: settings.Config
     metrics: RunMetrics
     question_ids: pa.Array
     """Text id of question 0, 1, ...: those of the training set first, in its order."""
@@ -112,7 +111,7 @@ def rows_of(known: Int64[np.ndarray, " rows"], ids: Int64[np.ndarray, " ids"]) -
     return rows
 
 
-def read_config(run: Path) -> Config:
+def read_config(run: Path) -> settings.Config:
     """The settings of RUN/config.toml, or of a pool of rollouts.
 
     Raises InputError when the file is missing or broken.
@@ -121,7 +120,7 @@ def read_config(run: Path) -> Config:
     if not path.is_file():
         raise InputError(f"{run} is not a run folder: it has no {CONFIG_FILE}. Name the --output folder of a run.")
     try:
-        return resolve([Written(str(path), layers.read_config(path), Author.READ)])
+        return settings.resolve([settings.Written(str(path), layers.read_config(path), settings.Author.READ)])
     except InputError as error:
         # What settings are together is refused without a word of where they stand.
         raise error if str(path) in str(error) else InputError(f"{path}: {error}") from error

@@ -15,9 +15,8 @@ from shlex import quote
 
 import numpy as np
 
-from exgrpo_cli.base.errors import DamageWarning, ExgrpoError, InputError
+from exgrpo_cli.base import errors, types
 from exgrpo_cli.base.files import NUMBER, Shape, read_json, read_json_lines, require_shape
-from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.settings import PINNED, Config, flat, resolve
 from exgrpo_cli.runs.folder import CHECKSUMS_FILE, REPORT_FILE, RunFolder, read_metrics
@@ -56,7 +55,7 @@ def write_report(folder: Path, path: Path | None = None) -> Path:
         whole = study_page(folder, linked=path is None)
         runs = sorted(file.parent for file in folder.glob(f"*/seed-*/{CHECKSUMS_FILE}"))
     else:
-        raise InputError(f"{folder} is neither a run (no config.toml) nor a study (no ARM/seed-N/config.toml).")
+        raise errors.InputError(f"{folder} is neither a run (no config.toml) nor a study (no ARM/seed-N/config.toml).")
     path = path or folder / REPORT_FILE
     page.write_page(whole, path)
     gaps = [change for run in runs for change in changes(run)]
@@ -67,7 +66,7 @@ def write_report(folder: Path, path: Path | None = None) -> Path:
         if isinstance(block, page.Paragraph) and page.NOT_SHOWN in block.text
     ]
     for gap in gaps:
-        warnings.warn(gap, DamageWarning, stacklevel=2)
+        warnings.warn(gap, errors.DamageWarning, stacklevel=2)
     return path
 
 
@@ -97,7 +96,7 @@ def run_page(run: Path, *, linked: bool = False) -> page.Page:
         drawn = ", ".join(f"{kind} {rule}" for kind, rule in queries.draw_names(config.replay).items())
         subtitle = f"Seed {config.run.seed}, {f'replay by {drawn}' if config.replay.enabled else 'no replay'}."
         headline = run_headline(run)
-    except (ExgrpoError, OSError) as error:
+    except (errors.ExgrpoError, OSError) as error:
         headline, subtitle = f"Run {name} cannot be read whole.", f"{page.NOT_SHOWN}{error}"
     return page.Page(
         title=f"Run {name}",
@@ -141,7 +140,7 @@ def _remarks(folder: RunFolder, record: Callable[[], RunRecord]) -> Iterator[str
     validations = read_validations(folder.path)
     yield from filter(None, (measure.new_fall(validations[:number]) for number in range(2, len(validations) + 1)))
     if keeps_experience(folder.path) and (incomplete := record().incomplete):
-        warnings.warn(f"{folder.path}: {incomplete}", DamageWarning, stacklevel=2)
+        warnings.warn(f"{folder.path}: {incomplete}", errors.DamageWarning, stacklevel=2)
         yield incomplete
     skipped = read_metrics(folder.path).series("optim/updates_skipped")
     if total := int(skipped[skipped > 0].sum()):
@@ -167,7 +166,7 @@ def _responses(folder: RunFolder) -> Iterator[page.Block]:
     for path in sorted(folder.samples.glob("step-*.jsonl"), reverse=True)[:SAMPLE_FILES]:
         for row in read_json_lines(path):
             require_shape(row, SAMPLE, str(path))
-            good = row["verdict"] == Verdict.CORRECT
+            good = row["verdict"] == types.Verdict.CORRECT
             shown[good] += 1
             if shown[good] <= RESPONSES_SHOWN:
                 replayed = ", replayed question" if row["experiential"] else ""
@@ -215,7 +214,7 @@ def differing_settings(config: Config) -> list[list[str]]:
     """
     try:
         usual = build_config(backbone=config.backbone.name, method=config.run.method)
-    except InputError:
+    except errors.InputError:
         usual = resolve([])
     if config.rollout.logprobs == config.usual_logprobs:
         config = replace(config, rollout=replace(config.rollout, logprobs="auto"))

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from rich.table import Table
 
-from exgrpo_cli.base.errors import DamageWarning, InputError
-from exgrpo_cli.base.files import require_writable
+from exgrpo_cli.base import errors, files
 from exgrpo_cli.show import asked, queries, tables
 from exgrpo_cli.show.figures import replay as figures
 from exgrpo_cli.show.figures.run import training_figures
@@ -73,7 +72,7 @@ def report_runs(
     for run, label in zip(runs, _labels(runs), strict=True):
         record = read_run(run)
         if record.incomplete:
-            warnings.warn(f"{run}: {record.incomplete}", DamageWarning, stacklevel=2)
+            warnings.warn(f"{run}: {record.incomplete}", errors.DamageWarning, stacklevel=2)
         reports[label] = numbers = summarise(record)
         if step is not None:
             numbers["step"] = asked.step_replay(record, step)
@@ -97,7 +96,7 @@ def _labels(runs: Sequence[Path]) -> list[str]:
     parts = [run.resolve().parts for run in runs]
     twice = [run for position, run in enumerate(runs) if parts[position] in parts[:position]]
     if twice:
-        raise InputError(f"{twice[0]} is named twice. Name each run once.")
+        raise errors.InputError(f"{twice[0]} is named twice. Name each run once.")
     lengths = range(1, max(map(len, parts)) + 1)
     return next(labels for n in lengths if len(set(labels := ["/".join(own[-n:]) for own in parts])) == len(runs))
 
@@ -165,7 +164,7 @@ def plot_folders(reports: Mapping[str, Numbers], output: Path | None) -> list[Pa
     if output:
         folders = [output / label for label in reports] if len(reports) > 1 else [output]
     for folder in folders:
-        require_writable(folder / "replay-buckets.png")
+        files.require_writable(folder / "replay-buckets.png")
     return folders
 
 

@@ -19,9 +19,8 @@ import numpy as np
 import pyarrow.compute as pc
 from jaxtyping import Bool, Float64, Int64
 
-from exgrpo_cli.base.files import read_json
+from exgrpo_cli.base import files, versions
 from exgrpo_cli.base.statistics import avg_at_k, compare_paired
-from exgrpo_cli.base.versions import code_version, now, processor
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.grading.verifiers import sum_asked, valid_trace
 from exgrpo_cli.ledger.lives import VISITED, question_lives
@@ -114,7 +113,7 @@ def measure(run: Path, config: Config, summary: dict[str, Any], visits: Mapping[
     heldout, training = read_validations(run), read_validations(run, TRAINED)
     replays, successes, lives = ledger_counts(run)
     counts = {"visits": visits, "replays": replays, "successes": successes}
-    begun, code = read_json(run / "environment.json"), code_version()
+    begun, code = files.read_json(run / "environment.json"), versions.code_version()
     none = np.array([], dtype=np.int64)
     seconds, graders = summary["wall_seconds"], (summary["heldout"]["after"] or {}).get("second_graders", {})
     return results.RunResult(
@@ -156,10 +155,10 @@ def measure(run: Path, config: Config, summary: dict[str, Any], visits: Mapping[
         second_graders={name: found["pass_at_1"] for name, found in graders.items()},
         training_sample=training_sample(config, counts, training) if len(training) > 1 else None,
         started=begun.get("started"),
-        ended=now(),
+        ended=versions.now(),
         code=code if (first := begun.get("code", "")) == code else f"{first or 'not told'}, then {code}",
         machine={
-            "processor": processor().partition("\n")[0].rpartition(": ")[2],
+            "processor": versions.processor().partition("\n")[0].rpartition(": ")[2],
             "gpus": ", ".join(begun.get("devices", ())),
             "torch": begun.get("packages", {}).get("torch", ""),
             "threads": begun.get("threads", 0),

@@ -14,10 +14,9 @@ from pathlib import Path
 
 from exgrpo_cli.base.errors import InputError, shown
 from exgrpo_cli.base.files import require_writable
-from exgrpo_cli.config.layers import DEFAULT_METHOD, build_config, checked_assignments, read_config, read_method
+from exgrpo_cli.config import layers, sections
 from exgrpo_cli.config.names import BUILT_IN, DIRECTIONS, GYM, check_functions, section_of_made
 from exgrpo_cli.config.requests import StudyRequest
-from exgrpo_cli.config.sections import require_known
 from exgrpo_cli.config.settings import NOT_HASHED, PINNED, Author, Config, Written, resolve
 from exgrpo_cli.presets import preset_names
 from exgrpo_cli.questions.sources import check_source
@@ -38,20 +37,20 @@ def config_of(request: StudyRequest, arm: studies.Arm, seed: int) -> Config:
     """The configuration of one run. Raises InputError for a bad setting."""
     options = {**request.options, "run": {**request.options.get("run", {}), "seed": seed}}
     if request.replay_from is not None:
-        replay = read_method(arm.method).settings.get("replay")
+        replay = layers.read_method(arm.method).settings.get("replay")
         if isinstance(replay, Mapping) and replay.get("store") == "none":
             options["replay"] = {"warm_start": str(Path(request.replay_from).resolve())}
     files = Author.of_file(request.allow_code)
     typed, own = ([_of_seed(text, seed) for text in texts] for texts in (request.assignments, arm.assignments))
     author = files if arm.of_file else Author.USER
-    config = build_config(
+    config = layers.build_config(
         backbone=request.backbone,
         method=arm.method,
         regime=arm.regime,
         config_file=request.config_file,
         options=options,
         assignments=typed,
-        stated=[Written(f"arm {arm.name}", checked_assignments(own), author)],
+        stated=[Written(f"arm {arm.name}", layers.checked_assignments(own), author)],
         files=files,
     )
     if config.run.seed != seed:
@@ -84,7 +83,7 @@ def plan_request(request: StudyRequest) -> studies.Study:
     # Methods differ in what a step costs, values of one setting hardly do.
     usual = "steps" if request.methods is None and request.regimes is None else "generated"
     equal = usual if request.equal is None else request.equal
-    require_known("--equal", equal, studies.EQUAL)
+    sections.require_known("--equal", equal, studies.EQUAL)
     seeds = parse_seeds("3" if request.seeds is None else request.seeds)
     arms_by_axis = [axis_arms(axis, text) for axis, text in axes]
     parts = []
@@ -185,7 +184,7 @@ def _joined(parts: Sequence[studies.Arm], regime: str | None) -> studies.Arm:
     name = " ".join(part.name for part in parts)
     return studies.Arm(
         name=name if regime is None else f"{regime}: {name}",
-        method=next((part.method for part in parts if part.method != DEFAULT_METHOD), DEFAULT_METHOD),
+        method=next((part.method for part in parts if part.method != layers.DEFAULT_METHOD), layers.DEFAULT_METHOD),
         assignments=tuple(text for part in parts for text in part.assignments),
         regime=regime,
     )
@@ -271,7 +270,7 @@ def _require_same_settings(study: studies.Study, request: StudyRequest) -> None:
             if not seed.isdecimal():
                 continue
             wanted = expected(planned.get(folder) or run_of(request, arm, int(seed), study.folder), study.equal)
-            stored = resolve([Written(str(path), read_config(path), Author.READ)])
+            stored = resolve([Written(str(path), layers.read_config(path), Author.READ)])
             unlike = config_hash(stored) != config_hash(wanted)
             changed = studies.differing_keys(stored, wanted) - NOT_HASHED - PINNED if unlike else set()
             if wanted.backbone.dtype not in ("auto", stored.backbone.dtype):

@@ -14,8 +14,7 @@ import numpy as np
 
 from exgrpo_cli.base.statistics import holm, t_interval
 from exgrpo_cli.runs.result import RunResult, Totals
-from exgrpo_cli.studies import endpoints
-from exgrpo_cli.studies.claims import claim_outcomes
+from exgrpo_cli.studies import claims, endpoints
 from exgrpo_cli.studies.study import Arm, Results, Study
 
 UNLIKE = 1.2
@@ -53,7 +52,7 @@ def compare_runs(study: Study) -> Numbers:
             "steps": spent["steps"],
             "updates": spent["updates"],
         }
-    outcomes = claim_outcomes(study)
+    outcomes = claims.claim_outcomes(study)
     return {
         "arms": arms,
         "baseline": ", ".join(study.baselines),

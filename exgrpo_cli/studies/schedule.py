@@ -37,15 +37,14 @@ from exgrpo_cli.config.settings import Author, Config, Written, read_section, to
 from exgrpo_cli.machine.settle import require_runnable, settle
 from exgrpo_cli.machine.survey import survey_machine, visible_gpus
 from exgrpo_cli.runs.folder import METRICS_FILE
+from exgrpo_cli.studies import report, worker
 from exgrpo_cli.studies.output import duration, report_study
-from exgrpo_cli.studies.report import Numbers
 from exgrpo_cli.studies.study import JOBS_FOLDER, Arm, Study, StudyRun, budgeted
-from exgrpo_cli.studies.worker import DAMAGE, Fork, RunTask, fork_process, last_line, start_process
 
 # -P: whatever lies in the working folder is no module of the program's.
 PYTHON = (sys.executable, "-P")
 WORKER = (*PYTHON, "-m", "exgrpo_cli.studies.worker")
-Process = subprocess.Popen[bytes] | Fork
+Process = subprocess.Popen[bytes] | worker.Fork
 POLL_SECONDS = 0.5
 QUERY_SECONDS = 30.0
 """Between two queries to Slurm about all tasks."""
@@ -75,8 +74,8 @@ class Processes:
     def _start(self, run: StudyRun, command: list[str]) -> Process:
         settings = run.config.run
         if settings.nproc <= 1 and not (settings.wants_gpus and visible_gpus()):
-            return fork_process(Path(command[-2]), Path(command[-1]), run.log.resolve())
-        return start_process([*command, str(os.getpid())], run.log)
+            return worker.fork_process(Path(command[-2]), Path(command[-1]), run.log.resolve())
+        return worker.start_process([*command, str(os.getpid())], run.log)
 
     def has_ended(self, job: Process) -> bool:
         """Whether the job is over."""
@@ -90,7 +89,7 @@ class Processes:
         code = job.poll() or 0
         if code < 0:
             return f"ended by a signal ({signal.strsignal(-code)})"
-        return last_line(run.log) if code else None
+        return worker.last_line(run.log) if code else None
 
     def stop(self, started: Sequence[tuple[StudyRun, Process]]) -> None:
         """Have every run save and end, and wait until none is written any more."""
@@ -126,7 +125,7 @@ class Slurm:
         from submitit.core.utils import FailedJobError, FailedSubmissionError
 
         hosts = self.settings.nodes
-        tasks = [RunTask(command=worker_command(run), log=run.log.resolve(), num_hosts=hosts) for run in runs]
+        tasks = [worker.RunTask(command=worker_command(run), log=run.log.resolve(), num_hosts=hosts) for run in runs]
         jobs = self.study.folder.resolve() / JOBS_FOLDER
         jobs.mkdir(parents=True, exist_ok=True)
         # submitit unpickles what lies in its folder by the number of a job: nothing does that was there before.
@@ -154,7 +153,7 @@ class Slurm:
 
         if run.state == "finished":
             return None
-        return last_line(run.log) if isinstance(job.exception(), FailedJobError) else ""
+        return worker.last_line(run.log) if isinstance(job.exception(), FailedJobError) else ""
 
     def stop(self, started: Sequence[tuple[StudyRun, Any]]) -> None:
         """Have every task save and end, and wait until no run is written any more."""
@@ -230,7 +229,7 @@ def require_slurm() -> None:
             raise InputError(f"--launcher slurm finds no {name} on the path: run it where jobs are submitted.")
 
 
-def compare(study: Study, *, jobs: int, quiet: bool, slurm: SlurmSettings | None = None) -> Numbers:
+def compare(study: Study, *, jobs: int, quiet: bool, slurm: SlurmSettings | None = None) -> report.Numbers:
     """Run what is not finished and compare the arms: `jobs` runs at a time on this machine, or as tasks of Slurm.
 
     Raises as `run_study`, and InputError for a machine too small where the runs are to be on it.
@@ -317,7 +316,7 @@ def run_all(
                     if not launcher.has_ended(job):
                         show_progress(reporter, run)
                         # What it does between two steps: its log tells that, its journal does not.
-                        reporter.phase(f"{label}: {last_line(run.log)}")
+                        reporter.phase(f"{label}: {worker.last_line(run.log)}")
                         continue
                     del started[label]
                     pass_on_damage(run, end)
@@ -350,8 +349,8 @@ def pass_on_damage(run: StudyRun, start: int) -> None:
     """Warn (DamageWarning) of damage that the run has found and passed over, by its log from byte `start` on."""
     lines = run.log.read_bytes()[start:].decode(errors="replace").splitlines() if run.log.is_file() else []
     for line in lines:
-        if line.startswith(DAMAGE):
-            warnings.warn(f"{run.label}: {line.removeprefix(DAMAGE)}", DamageWarning, stacklevel=2)
+        if line.startswith(worker.DAMAGE):
+            warnings.warn(f"{run.label}: {line.removeprefix(worker.DAMAGE)}", DamageWarning, stacklevel=2)
 
 
 def worker_command(run: StudyRun) -> list[str]:

@@ -32,9 +32,8 @@ from exgrpo_cli.engines.policy.policy import Policy
 from exgrpo_cli.machine.memory import MemoryPlan, architecture, size
 from exgrpo_cli.machine.settle import Plan, require_runnable, settle
 from exgrpo_cli.machine.survey import survey_machine
-from exgrpo_cli.models.export import export_model
+from exgrpo_cli.models import export, tiny
 from exgrpo_cli.models.load import load_folder, locate
-from exgrpo_cli.models.tiny import make_tokenizer
 from exgrpo_cli.ranks import ALONE, Ranks
 from exgrpo_cli.training.setup import check_window, connect, make_engines
 from exgrpo_cli.training.state import Prompts
@@ -67,16 +66,19 @@ class Meter:
     def phase(self, name: str) -> Iterator[None]:
         """Work to be measured."""
         self.doing = f"{name} of step {self.step}"
-        if self._device.type == "cuda":
-            # What torch keeps afterwards is then what this phase has taken.
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(self._device)
+        self._begin()
         started = time.perf_counter()
         yield
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self.seconds[name].append(time.perf_counter() - started)
         self.peaks[name] = max(self.peaks[name], self._taken() - self._before)
+
+    def _begin(self) -> None:
+        """Let what torch keeps afterwards be what this phase has taken."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self._device)
 
     def _taken(self) -> int:
         """Bytes taken on the GPU, by whomever, but for what torch has kept without need: of a cache that grows it keeps
@@ -240,14 +242,14 @@ def smaller(config: Config, folder: Path, ranks: Ranks) -> tuple[Config, Prompts
             "download its config.json first."
         )
     if ranks.local_rank == 0:
-        tokenizer = make_tokenizer(max_tokens=made.max_position_embeddings)
+        tokenizer = tiny.make_tokenizer(max_tokens=made.max_position_embeddings)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.run.seed)
             model = AutoModelForCausalLM.from_config(
                 made, dtype=getattr(torch, backbone.dtype), attn_implementation="sdpa", trust_remote_code=False
             )
         # Weights by name: transformers' own writing leaves it to rank 0.
-        export_model(model, tokenizer, folder, eos_ids=(0,), weights=iter(model.state_dict().items()))
+        export.export_model(model, tokenizer, folder, eos_ids=(0,), weights=iter(model.state_dict().items()))
     window = backbone.max_position_embeddings or made.max_position_embeddings
     prompt = min(config.data.max_prompt_tokens, window - rollout.max_response_tokens)
     check_window(config, made, max(1, prompt))

@@ -13,11 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from exgrpo_cli.base import files
-from exgrpo_cli.base.errors import InputError, RunError
+from exgrpo_cli.base import errors, files
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.ledger.reader import whole_until
-from exgrpo_cli.ledger.schemas import IDENTITY_FILE
+from exgrpo_cli.ledger import reader, schemas
 from exgrpo_cli.models.adapters import Base, export_adapter
 from exgrpo_cli.models.export import export_model
 from exgrpo_cli.runs import folder as run_folder
@@ -63,7 +61,7 @@ def save_checkpoint(checkpoints: Path, parts: Parts, state: RunState, *, keep: i
             if not save_adapter(parts, partial / "adapter"):
                 export_weights(parts, partial / "model")
             parts.ranks.from_main(complete)
-    except RunError:
+    except errors.RunError:
         files.remove_partials(checkpoints)
         raise
 
@@ -129,26 +127,26 @@ def find_resume_point(folder: run_folder.RunFolder, config: Config) -> ResumePoi
     """
     steps, last_step = run_folder.complete_steps(folder.checkpoints), config.run.last_step
     if has_ended(folder.path, last_step) and (done := files.read_json(folder.summary)["steps"]) >= last_step:
-        raise InputError(f"{folder.path} has finished its {done} steps: raise --steps to go on.")
+        raise errors.InputError(f"{folder.path} has finished its {done} steps: raise --steps to go on.")
     reached = max((line["step"] for line in folder.metrics_lines()), default=0)
     if changes := run_folder.find_changes(folder.path, run_folder.RESUMED_FROM):
-        raise InputError(
+        raise errors.InputError(
             f"{'; '.join(changes)}. Restore it from a copy; to go on with a file that you changed yourself, delete "
             f"{folder.path / run_folder.CHECKSUMS_FILE}."
         )
     if not steps:
         if reached > config.run.save_every:
-            raise InputError(
+            raise errors.InputError(
                 f"{folder.checkpoints} holds no checkpoint, but the run has made {reached} steps and saves every "
                 f"{config.run.save_every}: restore the folder from a copy, or start a new run."
             )
         return ResumePoint()
-    if not (folder.replay / IDENTITY_FILE).is_file():
-        raise InputError(
-            f"{folder.replay / IDENTITY_FILE} is missing, but the run keeps its experience there: restore the folder "
-            "from a copy, or start a new run."
+    if not (folder.replay / schemas.IDENTITY_FILE).is_file():
+        raise errors.InputError(
+            f"{folder.replay / schemas.IDENTITY_FILE} is missing, but the run keeps its experience there: restore the "
+            "folder from a copy, or start a new run."
         )
-    ledger_step, problem = whole_until(folder.replay)
+    ledger_step, problem = reader.whole_until(folder.replay)
     passed_over: dict[int, str] = {}
     for step in reversed(steps):
         damage = files.find_damage(folder.checkpoints / folder_name(step)) or _misplaced(folder.checkpoints, step)
@@ -159,7 +157,7 @@ def find_resume_point(folder: run_folder.RunFolder, config: Config) -> ResumePoi
             return ResumePoint(step=step, passed_over=passed_over, lost=lost)
         passed_over[step] = damage
     reasons = "; ".join(f"step {step}: {damage}" for step, damage in passed_over.items())
-    raise InputError(
+    raise errors.InputError(
         f"{folder.path} cannot go on, no checkpoint is whole: {reasons}. Restore what is damaged from a copy, or start "
         "a new run."
     )
@@ -170,7 +168,7 @@ def _misplaced(checkpoints: Path, step: int) -> str:
     path = checkpoints / folder_name(step) / "state.json"
     try:
         saved = files.read_json(path, {"state": RunState, "stream": dict, "generators": dict})["state"]["step"]
-    except InputError as error:
+    except errors.InputError as error:
         return str(error)
     return f"{path} holds the state of step {saved}" if saved != step else ""
 

@@ -25,9 +25,8 @@ import pyarrow.compute as pc
 import torch
 from filelock import FileLock
 
-from exgrpo_cli.base import files, statistics, types
+from exgrpo_cli.base import files, reporter, statistics, types
 from exgrpo_cli.base.errors import InputError, RunError
-from exgrpo_cli.base.reporter import Reporter, SilentReporter
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.grading.verifiers import sum_asked
 from exgrpo_cli.ledger import reader, schemas, writer
@@ -61,7 +60,7 @@ def fork(
     seed: int,
     jobs: int,
     to: Path,
-    tell: Reporter,
+    tell: reporter.Reporter,
     *,
     instead: bool = False,
 ) -> dict[str, Any]:
@@ -205,7 +204,7 @@ def branching(
         there = RunFolder(Path(folder) / "run")
         own, plan = settle.settle(verify.copy_until(run, there.path, config, base), survey.survey_machine())
         torch.set_num_threads(own.run.threads)
-        parts, _, _ = setup.setup_run(plan, there, SilentReporter(), stack, ALONE, is_new=False)
+        parts, _, _ = setup.setup_run(plan, there, reporter.SilentReporter(), stack, ALONE, is_new=False)
         tokenizer, golds = parts.backbone.tokenizer, []
         for question in parts.heldout:
             ids = tokenizer.encode(gold_response(question, parts.answer_format), add_special_tokens=False)

@@ -20,10 +20,8 @@ from jaxtyping import Float32, Int32
 from transformers import PreTrainedTokenizerBase
 
 from exgrpo_cli.algo.advantages import centred_advantages
-from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import whole_folder, write_text
+from exgrpo_cli.base import errors, files, types
 from exgrpo_cli.base.reporter import Reporter
-from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.ledger.schemas import FOREIGN_WEIGHTS, LedgerIdentity
 from exgrpo_cli.models.load import load_tokenizer
@@ -88,22 +86,22 @@ def prepare_pool(file: Path, output: Path, config: Config, reporter: Reporter) -
     tokenizer = load_tokenizer(config.backbone, config.tiny, reporter.progress)
     identity = identity_of(config, tokenizer, questions, logprob_source="file")
     report = PoolReport(source=str(file), output=str(output))
-    with whole_folder(output) as folder:
+    with files.whole_folder(output) as folder:
         rollouts = read_rollouts(file, questions.train, tokenizer, report)
         _fill(folder / "replay", rollouts, identity, [question.id for question in questions.train], report)
         if not report.rows:
-            raise InputError(
+            raise errors.InputError(
                 f"{file}: none of its {report.unknown_questions} rows is of a question in {config.data.train}, "
                 f"{report.first_unknown[:60]!r} first: write question, text and reward of a rollout of these a line."
             )
         (folder / "data").mkdir()
         write_questions(folder / "data" / "train.parquet", questions.train, {"made_by": "prepare --experience"})
-        write_text(folder / POOL_FILE, to_toml(config))
+        files.write_text(folder / POOL_FILE, to_toml(config))
     return report
 
 
 def read_rollouts(
-    file: Path, questions: Sequence[Question], tokenizer: PreTrainedTokenizerBase, report: PoolReport
+    file: Path, questions: Sequence[types.Question], tokenizer: PreTrainedTokenizerBase, report: PoolReport
 ) -> Iterator[LoggedRollout]:
     """Every row of one of the questions, in its order; counted in `report`, as are the others.
 
@@ -131,7 +129,7 @@ def read_rollouts(
             if row.step is not None and (row.step % 1 or row.step < step):
                 raise ValueError(f"step = {row.step:g} comes after step {step}: sort rows by whole steps from 1")
         except ValueError as error:
-            raise InputError(
+            raise errors.InputError(
                 f"{file}: row {number}: {str(error).rstrip('.')}. A row has question_id or question, token_ids or "
                 "text, and reward (1 right, 0 wrong); it may have correct, logprobs, advantage, group and step."
             ) from error

@@ -19,15 +19,13 @@ from exgrpo_cli.base.reporter import answer_rows
 from exgrpo_cli.base.types import AnswerFormat, Question, Rollout, SamplingParams, StopReason, TokenScores, Verdict
 from exgrpo_cli.engines.generators import local_generator
 from exgrpo_cli.engines.policy.policy import UpdateReport
-from exgrpo_cli.evaluation.local import from_generator
-from exgrpo_cli.evaluation.sampling import Evaluation, QuestionRecord, graders_beside, regrade, sample_and_grade
+from exgrpo_cli.evaluation import local, sampling
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.grading.verifiers import sum_asked, valid_trace
 from exgrpo_cli.questions.choices import options_of
 from exgrpo_cli.replay.store import Store
+from exgrpo_cli.runs import result, validations
 from exgrpo_cli.runs.folder import HELDOUT, PHASES, TRAINED, at_temperature
-from exgrpo_cli.runs.result import how_asked, measures, remarks
-from exgrpo_cli.runs.validations import read_validations
 from exgrpo_cli.studies.measure import new_fall
 from exgrpo_cli.training.state import ActiveRun, Parts
 from exgrpo_cli.training.step.groups import Group, UnderWay
@@ -217,12 +215,12 @@ def journal_line(step: int, phase: str, *parts: Mapping[str, Any]) -> dict[str, 
 
 
 def beside(
-    evaluation: Evaluation, own: str, answer_format: AnswerFormat, pool: GradingPool
+    evaluation: sampling.Evaluation, own: str, answer_format: AnswerFormat, pool: GradingPool
 ) -> dict[str, dict[str, float]]:
     """pass@1 by each grader that always stands beside the run's `own`, with `low`, `high` and `disagreements`."""
     found = {}
-    for grader in graders_beside(own, (record.question for record in evaluation.records)):
-        verdicts = regrade(evaluation, answer_format, pool, grader=grader)
+    for grader in sampling.graders_beside(own, (record.question for record in evaluation.records)):
+        verdicts = sampling.regrade(evaluation, answer_format, pool, grader=grader)
         score = evaluation.with_verdicts(verdicts).score()
         both = zip(evaluation.all_samples, verdicts, strict=True)
         apart = sum(sample.verdict.reward != verdict.reward for sample, verdict in both)
@@ -230,7 +228,7 @@ def beside(
     return found
 
 
-def valid_counts(evaluation: Evaluation) -> Int64[np.ndarray, " questions"] | None:
+def valid_counts(evaluation: sampling.Evaluation) -> Int64[np.ndarray, " questions"] | None:
     """Samples of each question that are right in every step; None where the task cannot tell."""
     if sum_asked(evaluation.records[0].question) is None:
         return None
@@ -243,7 +241,7 @@ def valid_counts(evaluation: Evaluation) -> Int64[np.ndarray, " questions"] | No
     )
 
 
-def score_json(evaluation: Evaluation, second_graders: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+def score_json(evaluation: sampling.Evaluation, second_graders: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     """pass@1 of a validation with its 95 % interval, what `beside` found, and what a constant answer would get.
 
     Returns {`pass_at_1`, `low`, `high`, `pass_at_k`, `second_graders`, `constant_answer`, `questions`, `samples`,
@@ -271,7 +269,7 @@ def score_json(evaluation: Evaluation, second_graders: Mapping[str, Mapping[str,
 def score_text(score: Mapping[str, Any]) -> str:
     """pass@1 of a validation with its interval, and what a reader of it must know."""
     interval = f"{score['pass_at_1']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
-    return f"{interval} over {score['questions']} questions{remarks(score)}"
+    return f"{interval} over {score['questions']} questions{result.remarks(score)}"
 
 
 def ask_heldout(run: ActiveRun, when: str) -> dict[str, Any]:
@@ -284,27 +282,27 @@ def ask_heldout(run: ActiveRun, when: str) -> dict[str, Any]:
         seconds = beside(evaluation, own, parts.answer_format, parts.pool) if main else {}
     score = score_json(evaluation, seconds)
     tell_heldout(run, evaluation.records[0], score, when)
-    if main and (fall := new_fall(read_validations(run.folder.path))):
+    if main and (fall := new_fall(validations.read_validations(run.folder.path))):
         run.reporter.note(fall)
     return score
 
 
-def tell_heldout(run: ActiveRun, record: QuestionRecord, score: Mapping[str, Any], when: str) -> None:
+def tell_heldout(run: ActiveRun, record: sampling.QuestionRecord, score: Mapping[str, Any], when: str) -> None:
     """Show a held-out score, and the first answer to the first of the questions: the same one each time."""
     config, before = run.parts.config, run.state.heldout_before
-    how = how_asked(score, config.data.heldout_name, config.validation.temperature)
+    how = result.how_asked(score, config.data.heldout_name, config.validation.temperature)
     run.reporter.note(f"held-out (never trained on) {when}: {how}")
     run.reporter.heldout = f"{score['pass_at_1']:.3f} {when}"
     if before:
         run.reporter.heldout += f" ({before['pass_at_1']:.3f} before training)"
     question, answer = record.question, record.samples[0]
     shown = answer_rows(question.prompt[-1].content, question.answer, answer.text, answer.verdict.value)
-    run.reporter.rows({**measures(score), **shown})
+    run.reporter.rows({**result.measures(score), **shown})
 
 
 def ask(
     run: ActiveRun, questions: Sequence[Question], what: str, asked: str, temperature: float | None = None
-) -> Evaluation:
+) -> sampling.Evaluation:
     """Ask the current weights (`answered`) and keep how often each question was answered correctly."""
     with run.timed("validation"):
         parts = run.parts
@@ -331,15 +329,15 @@ def answered(
     questions: Sequence[Question],
     tell: Callable[[int], Callable[[int], None]] = lambda total: lambda done: None,
     temperature: float | None = None,
-) -> Evaluation:
+) -> sampling.Evaluation:
     """Answers of the current weights, at the validations' temperature unless one is given; each rank samples its share,
     whose size `tell` hears."""
     settings, together = parts.config.validation, parts.config.rollout.tensor_parallel
     parts.wake()
     own = parts.ranks.scatter(questions, together=together)
-    evaluation = sample_and_grade(
-        [QuestionRecord(question=question, options=options_of(question)) for question in own],
-        from_generator(local_generator(parts.generator), parts.backbone.decode, parts.prompts),
+    evaluation = sampling.sample_and_grade(
+        [sampling.QuestionRecord(question=question, options=options_of(question)) for question in own],
+        local.from_generator(local_generator(parts.generator), parts.backbone.decode, parts.prompts),
         pool=parts.pool,
         answer_format=parts.answer_format,
         params=SamplingParams(
@@ -351,7 +349,7 @@ def answered(
         seed=settings.seed,
         on_sampled=tell(len(own) * settings.samples),
     )
-    return Evaluation(records=tuple(parts.ranks.gather_in_order(evaluation.records, together=together)))
+    return sampling.Evaluation(records=tuple(parts.ranks.gather_in_order(evaluation.records, together=together)))
 
 
 def ask_hotter(run: ActiveRun, when: str) -> None:

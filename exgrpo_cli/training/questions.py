@@ -10,10 +10,8 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import file_digest, find_damage, write_json, write_manifest
 from exgrpo_cli.base.reporter import Reporter
 from exgrpo_cli.base.types import Question
-from exgrpo_cli.config.names import is_made
-from exgrpo_cli.config.requests import PrepareRequest
+from exgrpo_cli.config import names, requests, settings
 from exgrpo_cli.config.sections.data import DataSettings
-from exgrpo_cli.config.settings import Config
 from exgrpo_cli.evaluation.benchmarks import benchmark_questions, load_benchmark
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.presets import preset_names
@@ -37,7 +35,7 @@ class RunQuestions:
     """Content hash of the training questions: part of the ledger's identity."""
 
 
-def load_questions(config: Config, reporter: Reporter) -> RunQuestions:
+def load_questions(config: settings.Config, reporter: Reporter) -> RunQuestions:
     """The settings' questions: made, read, or prepared where they are not yet.
 
     Raises InputError naming the file, row and field that is wrong.
@@ -56,21 +54,21 @@ def load_questions(config: Config, reporter: Reporter) -> RunQuestions:
     )
 
 
-def check_questions(config: Config, reporter: Reporter) -> RunQuestions | None:
+def check_questions(config: settings.Config, reporter: Reporter) -> RunQuestions | None:
     """Raise InputError for questions that `load_questions` would refuse; nothing is fetched, nothing is graded.
 
     Returns those that could be read so.
     """
     data, heldout = config.data, heldout_source(config.data)
     for source in (data.train, heldout):
-        if source and not is_made(source) and source not in preset_names("benchmarks"):
+        if source and not names.is_made(source) and source not in preset_names("benchmarks"):
             sources.check_source(source)
             if sources.is_local(source) and not question_file.is_question_file(Path(source)):
                 question_file.require_content(Path(source))
-                preparing.read_source(source, PrepareRequest(), reporter.progress)
-    if not is_made(data.train) and not question_file.is_question_file(Path(data.train)):
+                preparing.read_source(source, requests.PrepareRequest(), reporter.progress)
+    if not names.is_made(data.train) and not question_file.is_question_file(Path(data.train)):
         return None
-    if heldout and not is_made(heldout) and not question_file.is_question_file(Path(heldout)):
+    if heldout and not names.is_made(heldout) and not question_file.is_question_file(Path(heldout)):
         config = replace(config, data=replace(data, heldout="none"))
     return load_questions(config, reporter)
 
@@ -85,7 +83,7 @@ def heldout_source(data: DataSettings) -> str | None:
         return ""
     if data.heldout != "auto":
         return data.heldout if data.heldout_share is None else None
-    if is_made(data.train):
+    if names.is_made(data.train):
         return data.train
     if not train.is_file() or "heldout" not in question_file.read_metadata(train):
         return None
@@ -96,7 +94,7 @@ def heldout_source(data: DataSettings) -> str | None:
 
 
 def with_heldout(
-    config: Config, train: list[Question], reporter: Reporter
+    config: settings.Config, train: list[Question], reporter: Reporter
 ) -> tuple[list[Question], Sequence[Question]]:
     """The questions to train on and the held-out ones: none, a set of their own, or a part taken from the first."""
     data, source = config.data, heldout_source(config.data)
@@ -111,9 +109,9 @@ def with_heldout(
     return kept, heldout
 
 
-def source_questions(config: Config, source: str, split: str, reporter: Reporter) -> list[Question]:
+def source_questions(config: settings.Config, source: str, split: str, reporter: Reporter) -> list[Question]:
     """Questions of `data.train` or `data.heldout`: built in, whatever `prepare` reads, or a benchmark."""
-    if is_made(source):
+    if names.is_made(source):
         made = make_split(source, config)
         return made.train if split == "train" else made.heldout
     if question_file.is_question_file(Path(source)):
@@ -136,7 +134,7 @@ def source_questions(config: Config, source: str, split: str, reporter: Reporter
     return list(question_file.read_questions(output).questions)
 
 
-def check_answers(config: Config, pool: GradingPool, train: tuple[Question, ...], reporter: Reporter) -> None:
+def check_answers(config: settings.Config, pool: GradingPool, train: tuple[Question, ...], reporter: Reporter) -> None:
     """Every gold answer must verify against itself; what `prepare` has already checked is not checked again."""
     path = Path(config.data.train)
     if question_file.is_question_file(path) and not question_file.is_prepared(question_file.read_metadata(path)):
@@ -144,7 +142,7 @@ def check_answers(config: Config, pool: GradingPool, train: tuple[Question, ...]
             audit.check_golds(train, pool)
 
 
-def store_questions(folder: Path, config: Config, questions: RunQuestions) -> None:
+def store_questions(folder: Path, config: settings.Config, questions: RunQuestions) -> None:
     """Write `train.parquet` and `heldout.parquet`; a question file of over 100 MB is linked, its hash beside it."""
     for name, source, kept in (
         ("train", config.data.train, questions.train),

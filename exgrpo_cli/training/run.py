@@ -9,14 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from exgrpo_cli.base.errors import InputError, Interrupted
-from exgrpo_cli.base.files import write_json
-from exgrpo_cli.base.output import Stopper, in_markdown
+from exgrpo_cli.base import errors, files, output
 from exgrpo_cli.base.reporter import Reporter, SilentReporter, answer_rows
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.machine.memory import require_disk
+from exgrpo_cli.machine import memory, survey
 from exgrpo_cli.machine.settle import Plan, require_runnable, settle
-from exgrpo_cli.machine.survey import peak_memory_bytes, survey_machine
 from exgrpo_cli.models.export import CARD
 from exgrpo_cli.ranks import ALONE, Ranks
 from exgrpo_cli.runs.folder import REPORT_FILE, RunFolder, complete_steps, note_checksums, writing
@@ -24,10 +21,9 @@ from exgrpo_cli.runs.result import RESULT_FILE, Ending, write_result
 from exgrpo_cli.runs.watchdog import TimeLimit, Watchdog
 from exgrpo_cli.show.statistics import save_all
 from exgrpo_cli.studies.measure import measure
+from exgrpo_cli.training import metrics, setup
 from exgrpo_cli.training.checkpoint import export_weights, save_adapter, save_checkpoint
 from exgrpo_cli.training.loop import run_step
-from exgrpo_cli.training.metrics import Clock, ask_heldout, ask_hotter, ask_trained, score_text, validation_metrics
-from exgrpo_cli.training.setup import connect, setup_run
 from exgrpo_cli.training.state import ActiveRun
 from exgrpo_cli.training.step.groups import Group
 from exgrpo_cli.training.step.guards import Guards
@@ -52,9 +48,9 @@ def train(
     saved.
     """
     if plan is None:
-        config, plan = settle(config, survey_machine(), ranks, fetch=True)
+        config, plan = settle(config, survey.survey_machine(), ranks, fetch=True)
     if config.run.nproc > 1 and ranks.world_size == 1:
-        raise InputError(
+        raise errors.InputError(
             f"run.nproc = {config.run.nproc}, but this process is the only rank: start it with `exgrpo train --nproc "
             f"{config.run.nproc}` or torchrun."
         )
@@ -62,25 +58,25 @@ def train(
     for note in plan.notes:
         speaker.note(note)
     require_runnable(plan)
-    connect(config, ranks, speaker.note)
+    setup.connect(config, ranks, speaker.note)
     time_limit = time_limit or TimeLimit.of_job()
     path = ranks.from_main(lambda: path)
-    with Stopper(partial(speaker.note, STOPPING)) as stopper, ExitStack() as stack:
+    with output.Stopper(partial(speaker.note, STOPPING)) as stopper, ExitStack() as stack:
         started = time.perf_counter()
         if not resume and (disk := plan.disk) is not None:
-            ranks.from_main(partial(require_disk, disk, path))
+            ranks.from_main(partial(memory.require_disk, disk, path))
         folder = ranks.from_main(lambda: RunFolder.existing(path) if resume else RunFolder.create(path))
         ranks.from_main(folder.require_own_folders)
         ranks.from_main(lambda: stack.enter_context(folder.locked()))
         watchdog = stack.enter_context(Watchdog(path, rank=ranks.rank, seconds=60 * config.run.phase_timeout))
         try:
             with watchdog.phase("setup"), stopper.immediate():
-                parts, state, trackers = setup_run(plan, folder, speaker, stack, ranks, is_new=not resume)
+                parts, state, trackers = setup.setup_run(plan, folder, speaker, stack, ranks, is_new=not resume)
         except BaseException as error:
             if ranks.is_main and not folder.config.exists():
                 folder.remove_set_up()
             if isinstance(error, KeyboardInterrupt):
-                raise Interrupted(stopped_text(folder, config, "while it was set up")) from None
+                raise errors.Interrupted(stopped_text(folder, config, "while it was set up")) from None
             raise
         run = ActiveRun(
             folder=folder,
@@ -98,7 +94,7 @@ def train(
             run_steps(run)
         except KeyboardInterrupt:
             reason = "the time limit is near: " if time_limit.is_near else ""
-            raise Interrupted(reason + stopped_text(folder, config, f"in step {state.step + 1}")) from None
+            raise errors.Interrupted(reason + stopped_text(folder, config, f"in step {state.step + 1}")) from None
         return finish(run)
 
 
@@ -126,8 +122,8 @@ def run_steps(run: ActiveRun) -> None:
     guards = Guards(run.folder.metrics_lines() if ranks.is_main else ())
     if not state.heldout_before and run.parts.heldout:
         with run.stopper.immediate():
-            ask_trained(run, "before training")
-            state.heldout_before = ask_heldout(run, "before training")
+            metrics.ask_trained(run, "before training")
+            state.heldout_before = metrics.ask_heldout(run, "before training")
     last_step = config.run.last_step
     if state.step < last_step and not state.finished.is_final:
         run.reporter.group_size = config.rollout.group_size
@@ -137,7 +133,7 @@ def run_steps(run: ActiveRun) -> None:
     saved, pause = time.perf_counter(), 60 * config.run.save_minutes or math.inf
     while state.step < last_step and not state.finished.is_final:
         started = time.perf_counter()
-        result = run_step(run.parts, state, state.step + 1, Clock(run.phase))
+        result = run_step(run.parts, state, state.step + 1, metrics.Clock(run.phase))
         if result is None:
             state.finished = Ending.ALL_RETIRED
             run.reporter.note(f"all questions are retired after step {state.step}: training ends")
@@ -146,7 +142,7 @@ def run_steps(run: ActiveRun) -> None:
         for note in (*notes, *guards.check(line)):
             run.reporter.note(note)
         if config.validation.every and state.step % config.validation.every == 0 and run.parts.heldout:
-            line |= validation_metrics(run)
+            line |= metrics.validation_metrics(run)
         with run.watchdog.phase("journal"):
             if ranks.is_main:
                 run.folder.append_metrics(line)
@@ -216,10 +212,10 @@ def finish(run: ActiveRun) -> dict[str, Any]:
         with run.stopper.immediate():
             after = run.validated.get(state.step, {})
             if run.parts.heldout and not after:
-                after = ask_heldout(run, f"after {state.step} steps")
+                after = metrics.ask_heldout(run, f"after {state.step} steps")
             if run.parts.heldout:
-                ask_trained(run, f"after {state.step} steps")
-                ask_hotter(run, f"after {state.step} steps")
+                metrics.ask_trained(run, f"after {state.step} steps")
+                metrics.ask_hotter(run, f"after {state.step} steps")
             with run.timed("export"), writing(folder.model):
                 export_run_model(run, after)
                 save_adapter(parts, folder.path / "adapter")
@@ -241,10 +237,10 @@ def finish(run: ActiveRun) -> dict[str, Any]:
                         # That of fewer steps: a finished run without a page has been stopped before it was written.
                         (folder.path / REPORT_FILE).unlink(missing_ok=True)
                     # The last of all: a run with a summary counts as finished.
-                    write_json(folder.summary, summary)
+                    files.write_json(folder.summary, summary)
                     note_checksums(folder.path, at_the_end=True)
     except KeyboardInterrupt:
-        raise Interrupted(
+        raise errors.Interrupted(
             f"stopped after the last step, state saved; go on with: exgrpo train --resume --output {folder.path}"
         ) from None
     return summary
@@ -256,10 +252,10 @@ def export_run_model(run: ActiveRun, after: dict[str, Any]) -> None:
     # Others may read it: of a path of this machine the last part alone.
     sources = (config.backbone.source, config.data.train)
     backbone, data = (Path(source).name if Path(source).is_absolute() else source for source in sources)
-    score = f" Held-out pass@1 ({config.data.heldout_name}): {score_text(after)}." if after else ""
+    score = f" Held-out pass@1 ({config.data.heldout_name}): {metrics.score_text(after)}." if after else ""
     card = CARD.format(
-        title=in_markdown(f"{config.backbone.name} trained with {config.run.method}"),
-        description=in_markdown(
+        title=output.in_markdown(f"{config.backbone.name} trained with {config.run.method}"),
+        description=output.in_markdown(
             f"Backbone {backbone}, {run.state.step} steps of {config.run.method} on {data} (arXiv 2510.02245), seed "
             f"{config.run.seed}.{score}"
         ),
@@ -284,7 +280,7 @@ def summarise(run: ActiveRun, after: dict[str, Any]) -> dict[str, Any]:
         "tokens": {"generated": state.tokens_generated, "trained": state.tokens_trained},
         "updates": {"applied": state.updates_applied, "skipped": state.updates_skipped},
         "wall_seconds": {name: round(seconds, 3) for name, seconds in sorted(state.seconds.items())},
-        "peak_memory_bytes": max(parts.ranks.gather(peak_memory_bytes())),
+        "peak_memory_bytes": max(parts.ranks.gather(survey.peak_memory_bytes())),
         "replay": {
             "questions": counts.num_questions,
             "trajectories": counts.num_trajectories,

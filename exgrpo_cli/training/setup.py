@@ -13,10 +13,9 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from exgrpo_cli.base import files, versions
 from exgrpo_cli.base.errors import DamageWarning, InputError, ToolkitWarning
-from exgrpo_cli.base.files import write_json, write_text
 from exgrpo_cli.base.reporter import Reporter
-from exgrpo_cli.base.versions import code_version, describe_machine, now
 from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.engines.generators import Generator, RankedGenerator
 from exgrpo_cli.engines.lora import plain_copy
@@ -24,8 +23,7 @@ from exgrpo_cli.engines.policy.adamw import torch_policy
 from exgrpo_cli.engines.policy.policy import Policy
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.ledger.schemas import IDENTITY_FILE, LedgerIdentity
-from exgrpo_cli.machine.settle import Plan, replay_notes, require_runnable
-from exgrpo_cli.machine.survey import visible_gpus
+from exgrpo_cli.machine import settle, survey
 from exgrpo_cli.models.load import Backbone, load_folder, load_tokenizer, locate
 from exgrpo_cli.questions.prompts import Template, answer_format, choose_template, encode_within
 from exgrpo_cli.questions.stream import QuestionStream
@@ -42,7 +40,7 @@ from exgrpo_cli.training.trackers import Tracker, open_trackers
 
 
 def setup_run(
-    plan: Plan, folder: RunFolder, reporter: Reporter, stack: ExitStack, ranks: Ranks, *, is_new: bool
+    plan: settle.Plan, folder: RunFolder, reporter: Reporter, stack: ExitStack, ranks: Ranks, *, is_new: bool
 ) -> tuple[Parts, RunState, list[Tracker]]:
     """Parts, state and trackers of a run, ready for its next step; `stack` closes what is opened.
 
@@ -58,7 +56,7 @@ def setup_run(
     if is_new:
         ranks.from_main(lambda: check_answers(config, pool, questions.train, reporter))
     parts = assemble(plan, questions, pool, reporter, stack, ranks)
-    for note in replay_notes(config, len(questions.train)):
+    for note in settle.replay_notes(config, len(questions.train)):
         reporter.note(note)
     if is_new:
         ranks.from_main(lambda: describe_run(config, folder, questions, ranks))
@@ -91,16 +89,16 @@ def describe_run(config: Config, folder: RunFolder, questions: RunQuestions, ran
     """Put on disk what a new run is made of."""
     store_questions(folder.data, config, questions)
     environment = {
-        "started": now(),
-        "code": code_version(),
-        **describe_machine(),
+        "started": versions.now(),
+        "code": versions.code_version(),
+        **versions.describe_machine(),
         "threads": config.run.threads,
-        "devices": [gpu.name for gpu in visible_gpus()],
+        "devices": [gpu.name for gpu in survey.visible_gpus()],
         "train_questions_sha256": questions.train_hash,
         "seed": config.run.seed,
         "ranks": ranks.world_size,
     }
-    write_json(folder.path / "environment.json", environment)
+    files.write_json(folder.path / "environment.json", environment)
     remember_run(folder.path, config)
 
 
@@ -111,7 +109,7 @@ def begin_writing(config: Config, folder: RunFolder, point: ResumePoint, *, vali
     folder.make_folders()
     folder.remove_partials()
     folder.cut_back(point.step or 0, validates_again=validates_again)
-    write_text(folder.config, to_toml(config))
+    files.write_text(folder.config, to_toml(config))
     (folder.path / SET_UP_FILE).unlink(missing_ok=True)
     note_checksums(folder.path)
 
@@ -162,7 +160,7 @@ def choose_run_template(config: Config, tokenizer: PreTrainedTokenizerBase) -> T
 
 
 def assemble(
-    plan: Plan, questions: RunQuestions, pool: GradingPool, reporter: Reporter, stack: ExitStack, ranks: Ranks
+    plan: settle.Plan, questions: RunQuestions, pool: GradingPool, reporter: Reporter, stack: ExitStack, ranks: Ranks
 ) -> Parts:
     """Load the backbone and build engines and stream; `stack` closes them.
 
@@ -182,7 +180,7 @@ def assemble(
     with reporter.showing(f"loading {config.backbone.name}"):
         backbone = load_folder(folder, device, config.backbone)
     check_window(config, backbone.model.config)
-    require_runnable(plan, max(map(len, prompts.values())))
+    settle.require_runnable(plan, max(map(len, prompts.values())))
     with reporter.showing(f"starting {config.rollout.engine} and {config.optim.engine} for {config.backbone.name}"):
         policy, generator = make_engines(plan, backbone, prompts, device, ranks)
     stack.callback(generator.close)
@@ -217,7 +215,7 @@ def check_window(config: Config, model: PreTrainedConfig, longest_prompt: int = 
 
 
 def make_engines(
-    plan: Plan, backbone: Backbone, prompts: Prompts, device: torch.device, ranks: Ranks
+    plan: settle.Plan, backbone: Backbone, prompts: Prompts, device: torch.device, ranks: Ranks
 ) -> tuple[Policy, Generator]:
     """The training engine with the run's objective and optimizer, and a Generator for `prompts`.
 
@@ -251,7 +249,7 @@ def make_engines(
     return policy, generator
 
 
-def _local_generator(plan: Plan, backbone: Backbone, prompts: Prompts, device: torch.device) -> Generator:
+def _local_generator(plan: settle.Plan, backbone: Backbone, prompts: Prompts, device: torch.device) -> Generator:
     config = plan.config
     if config.rollout.engine == "hf":
         from exgrpo_cli.engines.hf.generator import HFGenerator

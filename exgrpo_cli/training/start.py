@@ -12,17 +12,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from exgrpo_cli.base.cache import cache_root
-from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base import cache, errors, output, reporter
 from exgrpo_cli.base.files import values_digest
-from exgrpo_cli.base.output import give_stdout_to_children
-from exgrpo_cli.base.reporter import SilentReporter
+from exgrpo_cli.config import requests, sections, settings
 from exgrpo_cli.config.layers import build_config, read_config
 from exgrpo_cli.config.names import check_functions, named_functions, origin
-from exgrpo_cli.config.requests import RunRequest
-from exgrpo_cli.config.sections import require_known
 from exgrpo_cli.config.sections.run import BUDGET_STEPS
-from exgrpo_cli.config.settings import RESUMABLE, Author, Config, Layer, to_toml
 from exgrpo_cli.runs.folder import REPORT_FILE, complete_steps
 from exgrpo_cli.runs.result import has_ended
 
@@ -35,7 +30,7 @@ OWN_RUNS = "own-runs"
 class RunStart:
     """A run about to begin, or to go on."""
 
-    config: Config
+    config: settings.Config
     folder: Path
     resume: bool
 
@@ -61,7 +56,7 @@ class RunStart:
         return is_due and has_ended(self.folder, own.last_step)
 
 
-def plan_start(request: RunRequest) -> RunStart:
+def plan_start(request: requests.RunRequest) -> RunStart:
     """The configuration and the folder of the run.
 
     Raises InputError for anything unknown or contradictory, a folder that is taken, and for nothing to resume.
@@ -69,37 +64,37 @@ def plan_start(request: RunRequest) -> RunStart:
     folder = request.output
     names = ("backbone", "method", "regime", "assignments")
     asked = {name: getattr(request, name) for name in names} | {"options": options_with_buffer(request)}
-    files = Author.of_file(request.allow_code)
+    files = settings.Author.of_file(request.allow_code)
     if request.resume:
         folder = folder or newest_unfinished(RUNS)
         if folder is None:
-            raise InputError(f"--resume found no unfinished run in {RUNS}/: name one with --output.")
+            raise errors.InputError(f"--resume found no unfinished run in {RUNS}/: name one with --output.")
         given = f"--config {request.config_file}" if request.config_file else "--as-published" * request.as_published
         if given:
-            raise InputError(f"--resume goes on with {folder}'s own configuration: leave {given} out.")
+            raise errors.InputError(f"--resume goes on with {folder}'s own configuration: leave {given} out.")
         config = resumed_config(folder, files=files, **asked)
     else:
         config = build_config(config_file=request.config_file, as_published=request.as_published, files=files, **asked)
         folder = folder or RUNS / f"{config.run.method}-{config.backbone.name}-{datetime.now():%Y%m%d-%H%M%S}"
     if request.replay_from is not None and not config.replay.enabled:
-        raise InputError(
+        raise errors.InputError(
             f"--replay-from {request.replay_from} fills the experience buffer, but method {config.run.method!r} "
             "replays nothing (replay.enabled = false): leave it out, or choose a method that replays."
         )
     return RunStart(config=config, folder=folder, resume=request.resume)
 
 
-def options_with_buffer(request: RunRequest) -> Layer:
+def options_with_buffer(request: requests.RunRequest) -> settings.Layer:
     """Settings of the options, with where the buffer's first experience comes from.
 
     Raises InputError where there is none.
     """
     if request.replay_from is None:
         if request.with_retired:
-            raise InputError("--with-retired says what to take over from --replay-from RUN: name the run.")
+            raise errors.InputError("--with-retired says what to take over from --replay-from RUN: name the run.")
         return request.options
     if not Path(request.replay_from, "replay").is_dir():
-        raise InputError(
+        raise errors.InputError(
             f"--replay-from {request.replay_from} has no replay/ folder: name the folder of an ExGRPO run."
         )
     warm = {"warm_start": str(Path(request.replay_from).resolve()), "warm_start_retired": request.with_retired}
@@ -117,7 +112,7 @@ def check_start(start: RunStart) -> tuple[str, ...]:
 
     config = start.config
     check_functions(config)
-    require_known("data.template", config.data.template, ("auto", *TEMPLATES))
+    sections.require_known("data.template", config.data.template, ("auto", *TEMPLATES))
     if start.resume:
         from exgrpo_cli.training.checkpoint import find_resume_point
 
@@ -127,7 +122,7 @@ def check_start(start: RunStart) -> tuple[str, ...]:
         stored_questions(folder.data)
         return tuple(notes)
     RunFolder.check_new(start.folder)
-    questions = check_questions(config, SilentReporter())
+    questions = check_questions(config, reporter.SilentReporter())
     model = Path(config.backbone.source).expanduser()
     if config.backbone.source != "tiny" and model.is_dir():
         from exgrpo_cli.models.load import read_tokenizer
@@ -140,7 +135,7 @@ def check_start(start: RunStart) -> tuple[str, ...]:
     return ()
 
 
-def resumed_config(run_folder: Path, *, files: Author = Author.FILE, **asked: Any) -> Config:
+def resumed_config(run_folder: Path, *, files: settings.Author = settings.Author.FILE, **asked: Any) -> settings.Config:
     """The run's own configuration; what is `asked` of `build_config` may repeat it, raise `run.steps`, and change how
     many ranks there are, how long they wait for one another and how long a phase may last. More ranks share the threads
     of fewer.
@@ -153,23 +148,23 @@ def resumed_config(run_folder: Path, *, files: Author = Author.FILE, **asked: An
     file = run_folder / "config.toml"
     if not file.is_file():
         advice = "name the --output folder of a run, or begin one without --resume"
-        raise InputError(f"{run_folder} is not a run folder: it has no config.toml; {advice}.")
-    own = build_config(config_file=file, files=Author.READ)
+        raise errors.InputError(f"{run_folder} is not a run folder: it has no config.toml; {advice}.")
+    own = build_config(config_file=file, files=settings.Author.READ)
     # This user started it, with exactly these functions.
     if _note_of(run_folder, named_functions(own)).exists():
-        files = Author.USER
+        files = settings.Author.USER
     wanted = build_config(config_file=file, files=files, **asked)
-    before, after = (tomllib.loads(to_toml(config)) for config in (own, wanted))
+    before, after = (tomllib.loads(settings.to_toml(config)) for config in (own, wanted))
     for section, values in after.items():
         for key, value in values.items():
-            if value != before[section][key] and f"{section}.{key}" not in RESUMABLE:
-                raise InputError(
+            if value != before[section][key] and f"{section}.{key}" not in settings.RESUMABLE:
+                raise errors.InputError(
                     f"--resume keeps the run's own {section}.{key} = {before[section][key]!r}, not {value!r}: "
                     "only --steps may be raised, and --nproc, run.rank_timeout, run.phase_timeout and "
                     "rollout.max_logprob_gap changed. Leave it out, or start a new run."
                 )
     if wanted.run.steps < own.run.steps:
-        raise InputError(
+        raise errors.InputError(
             f"--steps {wanted.run.steps} is below the run's own {own.run.steps}: a resumed run may only be lengthened."
         )
     if wanted.run.nproc > own.run.nproc > 0:
@@ -196,7 +191,7 @@ def is_finished(run_folder: Path) -> bool:
     return has_ended(run_folder, factor * run.get("steps", 0))
 
 
-def remember_run(folder: Path, config: Config) -> None:
+def remember_run(folder: Path, config: settings.Config) -> None:
     """Note that this user started the run in `folder`, where its configuration names functions of the user."""
     if functions := named_functions(config):
         note = _note_of(folder, functions)
@@ -205,10 +200,10 @@ def remember_run(folder: Path, config: Config) -> None:
 
 
 def _note_of(folder: Path, functions: dict[str, str]) -> Path:
-    return cache_root() / OWN_RUNS / values_digest({"folder": str(folder.resolve()), "functions": functions})
+    return cache.cache_root() / OWN_RUNS / values_digest({"folder": str(folder.resolve()), "functions": functions})
 
 
-def train_in_ranks(start: RunStart, config: Config, flags: Sequence[str]) -> int:
+def train_in_ranks(start: RunStart, config: settings.Config, flags: Sequence[str]) -> int:
     """Run `exgrpo train` once per rank of this host, with the settled `config` and the `flags` that are given to each;
     returns the exit code."""
     from exgrpo_cli.ranks import run_ranks
@@ -225,7 +220,7 @@ def train_in_ranks(start: RunStart, config: Config, flags: Sequence[str]) -> int
             command += ["--nproc", str(config.run.nproc)]
         else:
             file = Path(folder) / "config.toml"
-            file.write_text(to_toml(config), encoding="utf-8")
+            file.write_text(settings.to_toml(config), encoding="utf-8")
             command += ["--config", str(file)]
-        give_stdout_to_children()
+        output.give_stdout_to_children()
         return run_ranks(command, config.run.nproc, on_gpu=config.run.wants_gpus or "--debug" in flags)

@@ -13,8 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from exgrpo_cli.base.errors import InputError, first_line
-from exgrpo_cli.base.files import write_text
+from exgrpo_cli.base import errors, files
 from exgrpo_cli.config.settings import Config
 
 Tracker = Callable[[Mapping[str, Any]], None]
@@ -54,7 +53,7 @@ def start_wandb(config: Config, run_folder: Path, stack: ExitStack) -> Tracker:
     path = run_folder / "wandb" / "run-id"
     path.parent.mkdir(exist_ok=True)
     if not path.exists():
-        write_text(path, uuid.uuid4().hex + "\n")
+        files.write_text(path, uuid.uuid4().hex + "\n")
     try:
         run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "exgrpo"),
@@ -65,8 +64,8 @@ def start_wandb(config: Config, run_folder: Path, stack: ExitStack) -> Tracker:
             config=dataclasses.asdict(config),
         )
     except wandb.Error as error:
-        raise InputError(
-            f"--log wandb cannot start: {first_line(error)} Run `wandb login`, or set WANDB_MODE=offline."
+        raise errors.InputError(
+            f"--log wandb cannot start: {errors.first_line(error)} Run `wandb login`, or set WANDB_MODE=offline."
         ) from error
     stack.callback(run.finish)
     # A resumed run repeats steps after its checkpoint; W&B's own counter only goes up and would drop them.

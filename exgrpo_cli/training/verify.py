@@ -27,8 +27,7 @@ from exgrpo_cli.machine.survey import visible_gpus
 from exgrpo_cli.runs.folder import RunFolder, complete_steps, find_changes
 from exgrpo_cli.runs.result import RESULT_FILE, config_hash
 from exgrpo_cli.runs.watchdog import TimeLimit
-from exgrpo_cli.training.checkpoint import folder_name
-from exgrpo_cli.training.questions import stored_questions
+from exgrpo_cli.training import checkpoint, questions
 from exgrpo_cli.training.run import train
 
 TOLERANCE = 0.05
@@ -73,9 +72,9 @@ def verify(run: Path, config: Config, *, steps: int, seed: int, reporter: Report
         raise InputError(f"{run} has no checkpoint to go on from or to compare weights with: restore them from a copy.")
     if not 1 <= steps <= made:
         raise InputError(f"--steps {steps} is more than the {made} steps of {run}: ask for 1 to {made}.")
-    stored_questions(folder.data)
+    questions.stored_questions(folder.data)
     ledger_step, problem = reader.whole_until(folder.replay)
-    damage = {step: find_damage(folder.checkpoints / folder_name(step)) for step in saved}
+    damage = {step: find_damage(folder.checkpoints / checkpoint.folder_name(step)) for step in saved}
     said = [
         *find_changes(run),
         *damage.values(),
@@ -90,7 +89,7 @@ def verify(run: Path, config: Config, *, steps: int, seed: int, reporter: Report
     with TemporaryDirectory(prefix="exgrpo-verify-") as folder_again:
         for base, last in ends.items():
             reporter.note(f"making steps {base + 1} to {last} again")
-            repeat(run, again := Path(folder_again) / folder_name(base), config, base, last)
+            repeat(run, again := Path(folder_again) / checkpoint.folder_name(base), config, base, last)
             recorded, recomputed = (facts(place, run, again, base, last) for place in (run, again))
             differences += compare(recorded, recomputed, exact=not unlike)
             shutil.rmtree(again)
@@ -134,7 +133,7 @@ def repeat(run: Path, again: Path, config: Config, base: int, last: int) -> None
 def copy_until(run: Path, again: Path, config: Config, base: int) -> Config:
     """Copy into the folder `again` what the run goes on with from its checkpoint of step `base`, or its beginning;
     returns its configuration there, which does not save on the way."""
-    for name in ("data", "replay", *([f"checkpoints/{folder_name(base)}"] if base else [])):
+    for name in ("data", "replay", *([f"checkpoints/{checkpoint.folder_name(base)}"] if base else [])):
         shutil.copytree(run / name, again / name)
     for name in ("environment.json", *(("metrics.jsonl", "validations.jsonl") if base else ())):
         if (run / name).is_file():
@@ -168,7 +167,7 @@ def facts(place: Path, run: Path, again: Path, base: int, last: int) -> Facts:
                 [body] = ledger.bodies([line["trajectory_id"]])
                 line["body"] = sha256(b"".join(part.tobytes() for part in body)).hexdigest()[:16]
             found |= {(f"replay/{table}", step, f"row {row}"): line} if step in steps else {}
-    ends = (f"checkpoints/{folder_name(last)}", "model", "adapter", "summary.json", RESULT_FILE)
+    ends = (f"checkpoints/{checkpoint.folder_name(last)}", "model", "adapter", "summary.json", RESULT_FILE)
     for made in (path for end in ends if (run / end).exists() for path in (again / end, *(again / end).rglob("*"))):
         path = place / made.relative_to(again)
         whole = path.suffix in (".safetensors", ".pt")

@@ -41,7 +41,7 @@ def ask(tmp_path, monkeypatch, capsys, pools) -> Iterator[Ask]:
     """`exgrpo evaluate ARGUMENTS --json` of a server that answers each question with what `Known` says."""
     servers: list[Server] = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("exgrpo_cli.evaluation.service.open_pool", pools)
+    monkeypatch.setattr("exgrpo_cli.evaluation.sampling.open_pool", pools)
 
     def evaluate(arguments: Sequence[str], known: Sequence[Known], *, right: bool = True) -> dict[str, Any]:
         def answer(path: str, body: dict[str, Any], before: int) -> Reply:

@@ -175,7 +175,7 @@ def test_a_sampler_that_lacks_part_of_the_adapter_stops_the_run(small_config, tm
             before = tensors.get(f"{name.removesuffix('.weight')}.base_layer.weight", weight)
             yield name, before if ".1.mlp" in name else weight
 
-    monkeypatch.setattr("exgrpo_cli.engines.policy.adamw.merged_weights", stale)
+    monkeypatch.setattr("exgrpo_cli.engines.lora.merged_weights", stale)
     with pytest.raises(errors.RunError, match="log-probs differ from the trainer's"):
         train(small_config(*SETTINGS, "optim.learning_rate=0.01"), tmp_path / "run", reporter=reporter.SilentReporter())
 

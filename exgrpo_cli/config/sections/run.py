@@ -4,8 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from exgrpo_cli.config import sections
-from exgrpo_cli.config.names import GRADERS, PREFIX, TINY_TASKS, Device
+from exgrpo_cli.config import names, sections
 from exgrpo_cli.config.sections import FRACTION, NON_NEGATIVE, POSITIVE, SET, Bound, Needs, between, require, setting
 
 _FULL = Needs("all weights are trained", rank=SET)
@@ -39,7 +38,7 @@ class RunSettings:
     follows the share that is spent."""
     budget_amount: float = setting(0.0, NON_NEGATIVE, Needs("run.steps is the budget", budget=SET), role="run")
     """Tokens or seconds of the budget; 0 with `steps`."""
-    device: Device = setting("auto", role="machine", pinned=True)
+    device: names.Device = setting("auto", role="machine", pinned=True)
     """Device of the policy; "auto" takes a CUDA GPU when one is visible, "mps" is the GPU of a Mac."""
     threads: int = setting(0, NON_NEGATIVE, role="machine", pinned=True)
     """CPU threads of torch; 0 takes half the cores and records the choice."""
@@ -117,7 +116,7 @@ class TinySettings:
     """Heads with keys and values of their own, each for as many of the others."""
     ffn_size: int = setting(256, between(1, 2**20))
     """Columns inside a layer's feed-forward part."""
-    task: str = setting("arithmetic", TINY_TASKS)
+    task: str = setting("arithmetic", names.TINY_TASKS)
     """Task whose traces it starts from: `arithmetic`, `countdown`, `countdown-20` (numbers to 20) or
     `modular`. It follows `data.train`."""
     warm_start_steps: int = setting(300, POSITIVE)
@@ -219,9 +218,9 @@ class RolloutSettings:
 class GradingSettings:
     """Verification of answers."""
 
-    grader: str = setting("math", (*GRADERS, PREFIX))
+    grader: str = setting("math", (*names.GRADERS, names.PREFIX))
     """`math` (math-verify), `choice`, `exact`, `oat`, or `python:module:function`."""
-    rewards: dict[str, float] = setting({}, (*GRADERS, PREFIX))
+    rewards: dict[str, float] = setting({}, (*names.GRADERS, names.PREFIX))
     """Weights of several graders whose sum is the reward, such as `{"python:my:format" = 0.2}`; that of `grader` is 1
     unless it is among them. Whether an answer is correct is for `grader` alone to say."""
     success_at: float = setting(1.0, sections.SHARE_OF_ONE)

@@ -25,9 +25,8 @@ from exgrpo_cli.base.errors import RunError, ToolkitWarning
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason
 from exgrpo_cli.engines.causal_lm import CausalLM, own_attention, split_causal_lm, to_device, use_attention
 from exgrpo_cli.engines.generators import Enough, OnFinished, Place, Requests, Score, in_order, places_of
+from exgrpo_cli.engines.hf import native, prompts
 from exgrpo_cli.engines.hf.cache import GROUPED_DECODING, SlotDecoder
-from exgrpo_cli.engines.hf.native import NativeDecoder, NativeModel, usable_library
-from exgrpo_cli.engines.hf.prompts import StartingRows, starting_rows
 
 EOS_CHECK_EVERY = 8
 """Tokens, on a GPU, where each check for rows that ended makes the host wait for what it has queued.
@@ -45,7 +44,7 @@ class HFGenerator:
         self.weight_version = 0
         use_fast_matmuls(model)
         self._parts = split_causal_lm(model)
-        self._library = usable_library(self._parts)
+        self._library = native.usable_library(self._parts)
         if isinstance(self._library, str):
             slower = f"sampling takes about twice as long, for want of a native decoding step: {self._library}."
             warnings.warn(slower, ToolkitWarning, stacklevel=2)
@@ -77,13 +76,13 @@ class HFGenerator:
                         on_finished(request, rollout)
         return in_order(requests, finished)
 
-    def _decoder(self, requests: Requests, params: SamplingParams, max_rows: int) -> SlotDecoder | NativeDecoder:
+    def _decoder(self, requests: Requests, params: SamplingParams, max_rows: int) -> SlotDecoder | native.NativeDecoder:
         longest = max((len(request.prompt_ids) - request.drawn for request in requests), default=1)
         max_tokens = params.max_new_tokens + check_every(self._parts.device) - 1
         if self._library is None or isinstance(self._library, str):
             return SlotDecoder(self._parts, params, max_rows=max_rows, max_columns=longest + max_tokens)
-        model = NativeModel(self._parts, self._library, longest + max_tokens)
-        return NativeDecoder(model, params, max_rows, max_tokens)
+        model = native.NativeModel(self._parts, self._library, longest + max_tokens)
+        return native.NativeDecoder(model, params, max_rows, max_tokens)
 
     def sleep(self) -> None:
         """Nothing to give back: the module is the policy's, buffers live for one call of `generate`."""
@@ -127,7 +126,7 @@ class DecodeBatch:
     """Up to `max_rows` rollouts under way. Rows 0 .. num_rows - 1 are in use."""
 
     parts: CausalLM
-    decoder: SlotDecoder | NativeDecoder
+    decoder: SlotDecoder | native.NativeDecoder
     requests: Sequence[RolloutRequest]
     params: SamplingParams
     max_rows: int
@@ -137,8 +136,8 @@ class DecodeBatch:
     def __post_init__(self) -> None:
         parts, requests, params, max_rows = self.parts, self.requests, self.params, self.max_rows
         # Prefilling runs in the model's own attention, whatever decoding uses.
-        self._starting = starting_rows(parts, requests, params, own_attention(parts.body), max_rows)
-        self._part: StartingRows | None = None
+        self._starting = prompts.starting_rows(parts, requests, params, own_attention(parts.body), max_rows)
+        self._part: prompts.StartingRows | None = None
         self._left: Int[np.ndarray, " left"] = np.arange(0)
         """Rows of `_part` that have no slot yet."""
         self.waiting = sum(len(request.seeds) for request in requests)
@@ -198,7 +197,7 @@ class DecodeBatch:
         ends = self._ends[used].cpu().numpy()
         return self._take_out(ends) if ends.any() else []
 
-    def _start(self, part: StartingRows, alive: Int[np.ndarray, " alive"]) -> None:
+    def _start(self, part: prompts.StartingRows, alive: Int[np.ndarray, " alive"]) -> None:
         """Fill the next slots with rows `alive` of `part`: their prompts' keys and values, and their first tokens."""
         if not len(alive):
             return

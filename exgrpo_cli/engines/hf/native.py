@@ -25,10 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from exgrpo_cli.algo.cpu import FastLinear, RoundedLinear, has_rounded_matmuls
+from exgrpo_cli.base import errors, types, versions
 from exgrpo_cli.base.cache import cached_folder
-from exgrpo_cli.base.errors import ExgrpoError, InputError, RunError, first_line
-from exgrpo_cli.base.types import RolloutRequest, SamplingParams
-from exgrpo_cli.base.versions import processor
 from exgrpo_cli.engines.causal_lm import CausalLM, own_attention
 from exgrpo_cli.engines.hf.prompts import DIVERGED, Drawn, Prefilled, prefill, sample_tokens
 
@@ -69,7 +67,7 @@ def native_library() -> ctypes.CDLL | str:
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH} is 0"
     source, compiler = Path(__file__).with_name("decode.cpp"), os.environ.get("CXX") or "c++"
-    made_of = [_FORMAT, source.read_text(encoding="utf-8"), processor(), compiler, *FLAGS]
+    made_of = [_FORMAT, source.read_text(encoding="utf-8"), versions.processor(), compiler, *FLAGS]
     try:
         folder = cached_folder(
             name="decode",
@@ -77,8 +75,8 @@ def native_library() -> ctypes.CDLL | str:
             build=lambda to: _compile(compiler, source, to / "decode.so"),
         )
         return ctypes.CDLL(str(folder / "decode.so"))
-    except (ExgrpoError, OSError) as error:
-        return first_line(error).rstrip(".")
+    except (errors.ExgrpoError, OSError) as error:
+        return errors.first_line(error).rstrip(".")
 
 
 def _compile(compiler: str, source: Path, library: Path) -> None:
@@ -88,10 +86,10 @@ def _compile(compiler: str, source: Path, library: Path) -> None:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise InputError(f"no C++ compiler answers as {compiler!r}") from error
+            raise errors.InputError(f"no C++ compiler answers as {compiler!r}") from error
         if not done.returncode:
             return
-    raise InputError(f"{compiler!r} fails: {(done.stderr.strip() or 'no message').splitlines()[0]}")
+    raise errors.InputError(f"{compiler!r} fails: {(done.stderr.strip() or 'no message').splitlines()[0]}")
 
 
 def usable_library(parts: CausalLM) -> ctypes.CDLL | str | None:
@@ -106,8 +104,8 @@ def usable_library(parts: CausalLM) -> ctypes.CDLL | str | None:
 def _prove(parts: CausalLM, library: ctypes.CDLL) -> str:
     """Difference from transformers' logits after two short prompts, in words, or ""."""
     ids = (np.arange(9, dtype=np.int32) * 7) % parts.head.weight.shape[0]
-    requests = [RolloutRequest(question_id="", prompt_ids=each, seeds=(0,)) for each in (ids[:3], ids[:5])]
-    params = SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=1)
+    requests = [types.RolloutRequest(question_id="", prompt_ids=each, seeds=(0,)) for each in (ids[:3], ids[:5])]
+    params = types.SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=1)
     decoder = NativeDecoder(NativeModel(parts, library, len(ids)), params, len(requests), 1)
     decoder.fill(prefill(parts, requests, 0, own_attention(parts.body)), [0, 1], 0)
     ours = decoder.logits(torch.tensor([ids[7], ids[8]], dtype=torch.long))
@@ -207,7 +205,7 @@ def packed(weights: Sequence[Tensor], lanes: int = PANEL) -> Float[Tensor, "pane
 class NativeDecoder:
     """See `SlotDecoder`: rows decoded by `decode.cpp`."""
 
-    def __init__(self, model: NativeModel, params: SamplingParams, max_rows: int, max_tokens: int) -> None:
+    def __init__(self, model: NativeModel, params: types.SamplingParams, max_rows: int, max_tokens: int) -> None:
         self._model, self._params = model, params
         sizes = model.struct
         self._block = sizes.width * PANEL, -(-sizes.width // PANEL) * PANEL * PANEL
@@ -256,7 +254,7 @@ class NativeDecoder:
         tokens, numbers = torch.empty_like(newest), torch.empty(1 + self._params.entropies, len(newest))
         self._call(newest, uniforms, tokens, *numbers, *[None] * (2 - len(numbers)), None)
         if int(tokens.min()) < 0:
-            raise RunError(DIVERGED)
+            raise errors.RunError(DIVERGED)
         return tokens, numbers
 
     def logits(self, newest: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:

@@ -18,8 +18,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from exgrpo_cli.algo.batching import shared_prefix
-from exgrpo_cli.base.errors import RunError
-from exgrpo_cli.base.types import RolloutRequest, SamplingParams
+from exgrpo_cli.base import errors, types
 from exgrpo_cli.engines.causal_lm import CausalLM, reading, to_device, use_attention
 from exgrpo_cli.engines.generators import Place, places_of
 
@@ -38,7 +37,7 @@ def row_uniforms(seed: int, num_tokens: int) -> Float32[np.ndarray, " tokens"]:
 
 
 def sample_tokens(
-    logits: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, " rows"], params: SamplingParams
+    logits: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, " rows"], params: types.SamplingParams
 ) -> Drawn:
     """Token ids; and their log-probs under softmax(logits / temperature) and, where asked for, its entropies, in nats.
 
@@ -56,7 +55,7 @@ def sample_tokens(
         tokens = _invert(probabilities, uniforms)
     # NaN exceeds nothing. A GPU's host would have to wait to know.
     if tokens.device.type == "cpu" and int(tokens.max()) >= logits.shape[1]:
-        raise RunError(DIVERGED)
+        raise errors.RunError(DIVERGED)
     numbers = [logprobs.gather(1, tokens[:, None])[:, 0]]
     if params.entropies:
         # An entry of probability 0 adds nothing, and 0 times -inf would be NaN.
@@ -100,7 +99,7 @@ class StartingRows(NamedTuple):
 
 
 def starting_rows(
-    parts: CausalLM, requests: Sequence[RolloutRequest], params: SamplingParams, attention: str, most: int
+    parts: CausalLM, requests: Sequence[types.RolloutRequest], params: types.SamplingParams, attention: str, most: int
 ) -> Iterator[StartingRows]:
     """All rows, in the order of their requests: prefilled in `attention`, and begun, many at a time.
 
@@ -129,7 +128,7 @@ def starting_rows(
         yield StartingRows(prefilled, chosen, sources, params.max_new_tokens - drawn, uniforms, tokens, numbers)
 
 
-def prefill(parts: CausalLM, requests: Sequence[RolloutRequest], first: int, attention: str) -> Prefilled:
+def prefill(parts: CausalLM, requests: Sequence[types.RolloutRequest], first: int, attention: str) -> Prefilled:
     """A pass over as many prompts, from request `first` on, as have room padded; over one at least."""
     longest = np.maximum.accumulate([len(request.prompt_ids) for request in requests[first:]])
     count = max(1, int(np.searchsorted(longest * np.arange(1, len(longest) + 1), PREFILL_TOKENS, side="right")))

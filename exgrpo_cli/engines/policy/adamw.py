@@ -20,17 +20,15 @@ from transformers import PreTrainedModel
 from exgrpo_cli.algo.cpu import use_fast_matmuls
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.config.sections.run import OptimSettings
-from exgrpo_cli.engines.causal_lm import CausalLM
-from exgrpo_cli.engines.lora import adapter_weights, merged_weights
-from exgrpo_cli.engines.policy.packing import PackedBatch, Scored, packed_scores
-from exgrpo_cli.engines.policy.policy import Policy, reading_file
+from exgrpo_cli.engines import causal_lm, lora
+from exgrpo_cli.engines.policy import packing, policy
 from exgrpo_cli.ranks import Ranks
 
 WEIGHTS_FILE = "weights.safetensors"
 OPTIMIZER_FILE = "optimizer.pt"
 
 
-def torch_policy(model: PreTrainedModel, *, optim: OptimSettings, **settings: Any) -> Policy:
+def torch_policy(model: PreTrainedModel, *, optim: OptimSettings, **settings: Any) -> policy.Policy:
     """The policy of `model`, stepped by AdamW; settings, and what is raised, as of `Policy`.
 
     Raises InputError for rounded matmuls of a model that is not float32 on a CPU.
@@ -41,14 +39,14 @@ def torch_policy(model: PreTrainedModel, *, optim: OptimSettings, **settings: An
             f"{model.device.type}: leave it out, or set backbone.dtype = bfloat16."
         )
     use_fast_matmuls(model, optim.matmul_dtype)
-    return Policy(model, AdamWStepper, optim=optim, **settings)
+    return policy.Policy(model, AdamWStepper, optim=optim, **settings)
 
 
 @dataclass(eq=False)
 class AdamWStepper:
     """Implements `policy.Stepper`."""
 
-    parts: CausalLM
+    parts: causal_lm.CausalLM
     temperature: float
     optim: OptimSettings
     checkpointing: bool
@@ -68,9 +66,9 @@ class AdamWStepper:
         """Room in main memory for what is offloaded, kept: pinning it takes longer than copying."""
         self._num_offloaded = 0
 
-    def forward(self, batch: PackedBatch) -> Scored:
+    def forward(self, batch: packing.PackedBatch) -> packing.Scored:
         """See `policy.Stepper`."""
-        return packed_scores(self.parts, batch, self.temperature)
+        return packing.packed_scores(self.parts, batch, self.temperature)
 
     def backward(self, loss: Float[Tensor, ""]) -> None:
         """See `policy.Stepper`."""
@@ -117,7 +115,7 @@ class AdamWStepper:
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Policy.named_weights`."""
-        return merged_weights(self._model)
+        return lora.merged_weights(self._model)
 
     def save(self, folder: Path) -> None:
         """Write weights and optimizer state into `folder`, which is created; rank 0 writes.
@@ -136,7 +134,7 @@ class AdamWStepper:
         """Raises RunError when `folder` was written for another model, InputError naming a file that is damaged."""
         self._bring_back()
         own = self._stored()
-        with reading_file(folder / WEIGHTS_FILE):
+        with policy.reading_file(folder / WEIGHTS_FILE):
             stored = load_file(folder / WEIGHTS_FILE)
         theirs, ours = ({name: _kind(tensor) for name, tensor in each.items()} for each in (stored, own))
         differing = sorted(name for name in theirs | ours if theirs.get(name) != ours.get(name))
@@ -149,7 +147,7 @@ class AdamWStepper:
         for name, tensor in own.items():
             tensor.copy_(stored[name])
         self._publish()
-        with reading_file(folder / OPTIMIZER_FILE):
+        with policy.reading_file(folder / OPTIMIZER_FILE):
             self._optimizer.load_state_dict(torch.load(folder / OPTIMIZER_FILE, map_location="cpu", weights_only=True))
 
     @torch.no_grad()
@@ -175,7 +173,7 @@ class AdamWStepper:
     def _stored(self) -> dict[str, Tensor]:
         """Masters of trainable weights, frozen weights and buffers; tied ones under their first name. Of an adapted
         model the adapter's alone."""
-        if adapter_weights(self._model):
+        if lora.adapter_weights(self._model):
             return self._masters
         parameters = dict(self._model.named_parameters(remove_duplicate=False))
         buffers = {name: buffer for name, buffer in self._model.state_dict().items() if name not in parameters}

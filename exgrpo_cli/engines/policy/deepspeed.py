@@ -28,14 +28,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from exgrpo_cli.algo.logprobs import token_logprobs
-from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.versions import install_command
+from exgrpo_cli.base import errors, versions
 from exgrpo_cli.config.sections.run import BUCKET_ELEMENTS, OptimSettings
-from exgrpo_cli.engines.causal_lm import CausalLM
-from exgrpo_cli.engines.lora import merged_weights
-from exgrpo_cli.engines.policy.adamw import build_adamw, skip_reason
-from exgrpo_cli.engines.policy.packing import PackedBatch, response_hidden
-from exgrpo_cli.engines.policy.policy import Policy
+from exgrpo_cli.engines import causal_lm, lora
+from exgrpo_cli.engines.policy import adamw, packing, policy
 from exgrpo_cli.ranks import Ranks
 
 TAG = "state"
@@ -51,8 +47,8 @@ def require_deepspeed(device: torch.device) -> Any:
         with without_prints():
             import deepspeed
     except ImportError as error:
-        raise InputError(
-            f"optim.engine = 'deepspeed' needs DeepSpeed ({error}): {install_command('deepspeed')}, or use "
+        raise errors.InputError(
+            f"optim.engine = 'deepspeed' needs DeepSpeed ({error}): {versions.install_command('deepspeed')}, or use "
             "--engine torch."
         ) from error
     deepspeed.utils.logger.setLevel(logging.ERROR)
@@ -61,14 +57,14 @@ def require_deepspeed(device: torch.device) -> Any:
     return deepspeed
 
 
-def deepspeed_policy(model: PreTrainedModel, **settings: Any) -> Policy:
+def deepspeed_policy(model: PreTrainedModel, **settings: Any) -> policy.Policy:
     """The policy of `model`, sharded; under stage 3 its weights are empty afterwards outside a forward pass.
 
     bfloat16 models keep float32 master weights in the shards; float32 ones are trained as they are. With a KL
     coefficient above 0 every rank holds a whole frozen copy. Settings as of `Policy`; raises InputError where
     DeepSpeed is missing or the model is unsuitable.
     """
-    return Policy(model, ZeroStepper, **settings)
+    return policy.Policy(model, ZeroStepper, **settings)
 
 
 class ZeroStepper:
@@ -77,7 +73,7 @@ class ZeroStepper:
     lockstep = True
 
     def __init__(
-        self, parts: CausalLM, temperature: float, optim: OptimSettings, checkpointing: bool, ranks: Ranks
+        self, parts: causal_lm.CausalLM, temperature: float, optim: OptimSettings, checkpointing: bool, ranks: Ranks
     ) -> None:
         self.is_sharded = optim.zero_stage == 3
         self.layout = {"num_ranks": ranks.world_size, "zero_stage": optim.zero_stage}
@@ -94,7 +90,7 @@ class ZeroStepper:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         scorer = _Scorer(parts, temperature)
         self._trained = [weight for weight in parts.model.parameters() if weight.requires_grad]
-        self._adamw = build_adamw(self._trained, optim)
+        self._adamw = adamw.build_adamw(self._trained, optim)
         self._step_adamw, self._adamw.step = self._adamw.step, self._bounded_step  # type: ignore[assignment]
         with without_prints():
             self.engine, *_ = self._deepspeed.initialize(
@@ -127,7 +123,7 @@ class ZeroStepper:
         self.engine.eval()
         # A step that DeepSpeed skipped for a reason of its own must not pass for an applied one.
         unasked = "" if self.engine.was_step_applied() else "skipped by DeepSpeed"
-        return self._norm, skip_reason(self._norm, self._optim) or unasked
+        return self._norm, adamw.skip_reason(self._norm, self._optim) or unasked
 
     def _norm_of(self, shards: Iterable[Tensor]) -> float:
         """Norm of the gradient of which every rank holds `shards`."""
@@ -140,7 +136,7 @@ class ZeroStepper:
         held = [weight for group in self._adamw.param_groups for weight in group["params"]]
         if not self.is_sharded:
             self._norm = self._norm_of(weight.grad for weight in held)
-        if not skip_reason(self._norm, self._optim):
+        if not adamw.skip_reason(self._norm, self._optim):
             torch.nn.utils.clip_grads_with_norm_(held, self._optim.grad_clip, torch.tensor(self._norm))
             self._step_adamw()
 
@@ -150,7 +146,7 @@ class ZeroStepper:
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Policy.named_weights`; under stage 3 all ranks must iterate, each weight being gathered."""
         if not self.is_sharded:
-            yield from merged_weights(self._model)
+            yield from lora.merged_weights(self._model)
             return
         parameters = dict(self._model.named_parameters(remove_duplicate=False))
         for name, buffer in self._model.state_dict().items():
@@ -167,7 +163,7 @@ class ZeroStepper:
         """Raises InputError when the shards were written by another number of ranks or at another stage."""
         for key, what in (("num_ranks", "ranks"), ("zero_stage", "as ZeRO stage")):
             if saved[key] != self.layout[key]:
-                raise InputError(
+                raise errors.InputError(
                     f"{folder} was written with {saved[key]} {what}, this run has {self.layout[key]}: ZeRO shards fit "
                     "the same number alone. Resume as it was started, or start a new run with --backbone "
                     f"{folder.parent / 'model'} and --replay-from this one."
@@ -194,14 +190,14 @@ class _TiledHead(nn.Module):
 class _Scorer(nn.Module):
     """A packed micro-batch to the log-probs and entropies of its response tokens."""
 
-    def __init__(self, parts: CausalLM, temperature: float) -> None:
+    def __init__(self, parts: causal_lm.CausalLM, temperature: float) -> None:
         super().__init__()
         self.model = parts.model
         self.head = _TiledHead(parts.head, temperature)
         self._parts = (parts,)
 
-    def forward(self, batch: PackedBatch) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
-        return self.head(response_hidden(self._parts[0].body, batch), batch.targets)
+    def forward(self, batch: packing.PackedBatch) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
+        return self.head(packing.response_hidden(self._parts[0].body, batch), batch.targets)
 
 
 def without_prints() -> redirect_stdout[StringIO]:
@@ -210,7 +206,7 @@ def without_prints() -> redirect_stdout[StringIO]:
     return redirect_stdout(StringIO())
 
 
-def _deepspeed_config(parts: CausalLM, optim: OptimSettings) -> dict[str, Any]:
+def _deepspeed_config(parts: causal_lm.CausalLM, optim: OptimSettings) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": optim.zero_stage, "overlap_comm": False, "reduce_bucket_size": BUCKET_ELEMENTS}
     if optim.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": parts.device.type == "cuda"}

@@ -29,8 +29,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface, PreTrainedModel
 
 from exgrpo_cli.algo import batching, cpu, logprobs
-from exgrpo_cli.base.errors import InputError, ToolkitWarning
-from exgrpo_cli.base.types import TokenSequence
+from exgrpo_cli.base import errors, types
 from exgrpo_cli.engines.causal_lm import CausalLM, refuse_unsupported, to_device, use_attention
 
 try:
@@ -113,7 +112,7 @@ class PackedBatch:
     """The response tokens."""
 
 
-def pack(sequences: Sequence[TokenSequence], device: torch.device, *, by_segments: bool = False) -> PackedBatch:
+def pack(sequences: Sequence[types.TokenSequence], device: torch.device, *, by_segments: bool = False) -> PackedBatch:
     """Lay out rows, response tokens staying in the order of `sequences`; `by_segments` is how attention reads them."""
     pieces: list[np.ndarray] = []
     asked: list[Asked] = []
@@ -188,7 +187,7 @@ def prove_packing(parts: CausalLM) -> None:
     narrow = torch.finfo(parts.head.weight.dtype).bits < 32 or cpu.has_rounded_matmuls(parts.body)
     body = _first_layers(parts.body) if narrow else parts.body
     ids = np.arange(8, dtype=np.int32) % parts.head.weight.shape[0]
-    rows = [TokenSequence(prompt_ids=ids[:3], response_ids=ids[3 : 3 + length]) for length in (3, 5)]
+    rows = [types.TokenSequence(prompt_ids=ids[:3], response_ids=ids[3 : 3 + length]) for length in (3, 5)]
     packed = response_hidden(body, pack(rows, parts.device)).split([3, 5])
     for row, hidden in zip(rows, packed, strict=True):
         alone = to_device(np.concatenate([row.prompt_ids, row.response_ids]).astype(np.int64), parts.device)
@@ -196,7 +195,7 @@ def prove_packing(parts: CausalLM) -> None:
         tolerance = PACKING_ROUNDINGS * torch.finfo(hidden.dtype).eps * max(1.0, float(expected.abs().max()))
         gap = float((hidden - expected).abs().max())
         if not gap <= tolerance:
-            raise InputError(
+            raise errors.InputError(
                 f"{type(parts.model).__name__} gives other hidden states (by {gap:.3g}) when rows are packed; "
                 f"it must take its positions from position_ids; use another backbone."
             )
@@ -209,7 +208,7 @@ def proved_segments(parts: CausalLM) -> bool:
     if not takes_segments(parts):
         return False
     ids = np.arange(max(SEGMENT_LENGTHS) + 3, dtype=np.int32) % min(PROVED_TOKENS, parts.head.weight.shape[0])
-    rows = [TokenSequence(prompt_ids=ids[:3], response_ids=ids[3 : 3 + length]) for length in SEGMENT_LENGTHS]
+    rows = [types.TokenSequence(prompt_ids=ids[:3], response_ids=ids[3 : 3 + length]) for length in SEGMENT_LENGTHS]
     blocks, segments = (pack(rows, parts.device, by_segments=way) for way in (False, True))
     body = _first_layers(parts.body)
     exact = response_hidden(body, blocks)
@@ -219,7 +218,7 @@ def proved_segments(parts: CausalLM) -> bool:
     bound = SEGMENT_ROOM * max(near, torch.finfo(precision).eps * float(exact.abs().max()))
     if not gap <= bound:
         slower = f"torch's attention by segments is {gap:.3g} away from float32, that by blocks {near:.3g}"
-        warnings.warn(f"{slower}: rows are packed in blocks, which takes longer.", ToolkitWarning, stacklevel=2)
+        warnings.warn(f"{slower}: rows are packed in blocks, which takes longer.", errors.ToolkitWarning, stacklevel=2)
     return gap <= bound
 
 

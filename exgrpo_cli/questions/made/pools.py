@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.types import Message, Question
+from exgrpo_cli.base import errors, types
 from exgrpo_cli.config.sections.data import QuestionSetSettings
 from exgrpo_cli.questions.question_file import question_id
 
@@ -30,11 +29,11 @@ class Pool(Enum):
 class Split(NamedTuple):
     """Questions of the same kind, none of them in both lists."""
 
-    train: list[Question]
-    heldout: list[Question]
+    train: list[types.Question]
+    heldout: list[types.Question]
 
 
-Draws = Callable[[int, Pool, np.random.Generator], Iterator[Question]]
+Draws = Callable[[int, Pool, np.random.Generator], Iterator[types.Question]]
 """Questions of a level and a pool, drawn one after the other: without an end and with repetitions, or each one once."""
 
 
@@ -44,12 +43,12 @@ def made_question(
     answer: str,
     *,
     level: int | None = None,
-    before: Sequence[Message] = (),
+    before: Sequence[types.Message] = (),
     metadata: object = None,
-) -> Question:
+) -> types.Question:
     """A question that asks `text` after the messages `before`; `metadata` are kept as JSON."""
-    prompt = (*before, Message(role="user", content=text))
-    return Question(
+    prompt = (*before, types.Message(role="user", content=text))
+    return types.Question(
         id=question_id(prompt, answer),
         prompt=prompt,
         answer=answer,
@@ -84,22 +83,22 @@ def draw_split(settings: QuestionSetSettings, what: str, draws: Draws, shares: S
     parts = []
     for stream, (count, pool) in enumerate(((settings.num_train, Pool.TRAIN), (settings.num_heldout, Pool.HELDOUT))):
         rng = np.random.default_rng([settings.seed, stream])
-        drawn: list[Question] = []
+        drawn: list[types.Question] = []
         for level, part in zip(settings.levels, share_out(count, shares or [1.0] * len(settings.levels)), strict=True):
             drawn += _distinct(f"{what} of level {level}", draws(level, pool, rng), part)
         parts.append([drawn[index] for index in rng.permutation(len(drawn))])
     return Split(*parts)
 
 
-def _distinct(what: str, questions: Iterator[Question], count: int) -> Collection[Question]:
+def _distinct(what: str, questions: Iterator[types.Question], count: int) -> Collection[types.Question]:
     """The first `count` of different text."""
-    found: dict[str, Question] = {}
+    found: dict[str, types.Question] = {}
     idle = 0
     while len(found) < count:
         question = next(questions, None)
         if question is None or idle == _MOST_IDLE + _IDLE_PER_QUESTION * len(found):
             remedy = "ask for fewer or use higher levels"
-            raise InputError(f"{what} run out at {len(found)} of the {count} asked for: {remedy}.")
+            raise errors.InputError(f"{what} run out at {len(found)} of the {count} asked for: {remedy}.")
         idle = idle + 1 if question.prompt[-1].content in found else 0
         found.setdefault(question.prompt[-1].content, question)
     return found.values()

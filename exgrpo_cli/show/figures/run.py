@@ -12,9 +12,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from exgrpo_cli.base.statistics import avg_at_k
-from exgrpo_cli.runs.folder import RunMetrics, read_metrics
+from exgrpo_cli.runs import folder, validations
 from exgrpo_cli.runs.result import RESULT_FILE, Memorising, read_result
-from exgrpo_cli.runs.validations import read_validations
 from exgrpo_cli.show.figures import style
 from exgrpo_cli.show.figures.style import BLACK, Panel, new_figure
 
@@ -38,7 +37,7 @@ def training_figures(run: Path, names: Sequence[str] = TRAINING) -> "Iterator[tu
 
     Raises InputError for a folder that is no run.
     """
-    metrics = read_metrics(run)
+    metrics = folder.read_metrics(run)
     scores = heldout_scores(run, metrics)
     result = run / RESULT_FILE
     memorising = read_result(result).memorising if result.is_file() else None
@@ -51,7 +50,7 @@ def training_figures(run: Path, names: Sequence[str] = TRAINING) -> "Iterator[tu
     yield from ((name, figure) for name in names if (figure := draw[name]()))
 
 
-def heldout_scores(run: Path, metrics: RunMetrics) -> dict[str, Scores]:
+def heldout_scores(run: Path, metrics: folder.RunMetrics) -> dict[str, Scores]:
     """Held-out scores by benchmark name.
 
     From the step keys `val/<name>`, `val/<name>/low` and `/high`; before the first step and after the last one from
@@ -62,14 +61,14 @@ def heldout_scores(run: Path, metrics: RunMetrics) -> dict[str, Scores]:
         columns = np.stack([metrics.steps, *(metrics.series(name) for name in (key, f"{key}/low", f"{key}/high"))])
         scores[key.removeprefix("val/")] = {row[0]: row for row in columns.T if np.isfinite(row[1])}
     own = scores.setdefault(next(iter(scores), "held-out"), {})
-    for each in read_validations(run):
+    for each in validations.read_validations(run):
         if each.step not in own:
             score = avg_at_k(each.correct, each.samples, np.random.default_rng(0))
             own[each.step] = (each.step, score.value, score.low, score.high)
     return {name: np.array([row for _, row in sorted(found.items())]) for name, found in scores.items() if found}
 
 
-def learning_curve(metrics: RunMetrics, heldout: Mapping[str, Scores]) -> "Figure | None":
+def learning_curve(metrics: folder.RunMetrics, heldout: Mapping[str, Scores]) -> "Figure | None":
     """pass@1 over the steps: fresh questions, replayed ones (their fresh members), held-out ones with intervals.
 
     None before the first step.
@@ -94,7 +93,7 @@ def learning_curve(metrics: RunMetrics, heldout: Mapping[str, Scores]) -> "Figur
         return style.entitle(figure, f"{title[0].upper()}{title[1:]}" if heldout else title)
 
 
-def learning_title(metrics: RunMetrics, heldout: Mapping[str, Scores]) -> str:
+def learning_title(metrics: folder.RunMetrics, heldout: Mapping[str, Scores]) -> str:
     """Course of pass@1 in words: of held-out questions, or without any of the first and last tenth of fresh ones."""
     for name, scores in heldout.items():
         whose = f"held-out pass@1{f' ({name})' * (len(heldout) > 1)}"
@@ -116,7 +115,7 @@ def went(first: float, last: float) -> str:
     return f"{verb} {first:.3f}" + ("" if verb == "stayed at" else f" to {last:.3f}")
 
 
-def accuracy_by_tokens(metrics: RunMetrics, heldout: Mapping[str, Scores]) -> "Figure":
+def accuracy_by_tokens(metrics: folder.RunMetrics, heldout: Mapping[str, Scores]) -> "Figure":
     """Held-out pass@1 against the tokens generated until then, the cost that methods share."""
     totals = np.concatenate([[0.0], np.nan_to_num(metrics.series("tokens/generated")).cumsum()])
     with style.styled():
@@ -143,7 +142,7 @@ def _draw_heldout(axes: "Axes", heldout: Mapping[str, Scores], place_of: Any) ->
             style.tell(axes, place, f"step {step:g}\n{label.removesuffix(' (95 %)')}: {value:.3f}{ends}")
 
 
-def policy_diagnostics(metrics: RunMetrics) -> "Figure | None":
+def policy_diagnostics(metrics: folder.RunMetrics) -> "Figure | None":
     """One small panel for each diagnostic with something to see: what was hardly ever logged, or always 0, is not."""
     panels = []
     shown = style.WORDS["panels"]["diagnostics"]
