@@ -24,7 +24,7 @@ import torch
 
 from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.engines.policy import policy as policies
+from exgrpo_cli.engines.policy import packing
 from exgrpo_cli.engines.policy.packing import PackedBatch, pack
 from exgrpo_cli.training import metrics
 from exgrpo_cli.training.run import train
@@ -36,6 +36,7 @@ METHODS = (
     "adv-per",
     "fresh-per",
     "uniform-fifo",
+    "m2po",
     "sft-successes",
     "trl-refill",
     "bapo-refill",
@@ -81,7 +82,7 @@ def lines_of(method: str, steps: int, settings: list[str]) -> list[dict[str, Any
     config = build_config(method=method, assignments=[*SETTINGS, *OWN.get(method, ()), *settings, f"run.steps={steps}"])
     inputs = Inputs()
     RunState.is_mixed = lambda *asked: inputs.is_mixed(*asked)  # type: ignore[method-assign]
-    policies.pack = inputs.pack
+    packing.pack = inputs.pack
     with tempfile.TemporaryDirectory() as folder:
         train(config, Path(folder) / "run", reporter=SilentReporter())
         lines = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]

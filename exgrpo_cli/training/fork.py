@@ -107,7 +107,7 @@ def fork(
     return {"run": str(run), "step": bases, "steps": steps, "table": str(saved), **summary(found)}
 
 
-def effect_of_memories(run: Path, config: Config, tell: Reporter) -> float | None:
+def effect_of_memories(run: Path, config: Config, tell: reporter.Reporter) -> float | None:
     """Mean effect on gold log-probs, in nats, of every unit that the steps behind `validation.forks` replayed, a step
     later; None where they replayed none. Raises as `fork`."""
     if not has_memories(config):
