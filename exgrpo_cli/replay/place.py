@@ -17,7 +17,6 @@ from jaxtyping import Float32, Int32
 from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.types import TokenScores, Trajectory
 from exgrpo_cli.config.sections import NON_NEGATIVE, POSITIVE, SET, Needs, at_least, between, setting
-from exgrpo_cli.ledger.columns import SELECTED
 
 if TYPE_CHECKING:
     from exgrpo_cli.replay.store import Store
@@ -178,8 +177,8 @@ class Place:
     # What a place has no key for.
     max_per_question = cooldown = 0
     count_fresh_only, advantage_over = False, "group"
-    rests_after: ClassVar[tuple[int, ...]] = (SELECTED,)
-    """Kinds of events after which a question rests."""
+    rests_when_stored: ClassVar[bool] = False
+    """Whether a question rests not only after a replay, but also after a row of it was stored."""
 
     def before(self, asked: Asked) -> Experience:
         """Rows that stand in for a mixed step's rollouts.

@@ -11,7 +11,6 @@ import numpy as np
 
 from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.config.sections import FINITE, POSITIVE, between, setting
-from exgrpo_cli.ledger.columns import COLLECTED, SELECTED
 from exgrpo_cli.replay.by_question import SAMPLERS, QuestionPlace, resolve_sampler
 from exgrpo_cli.replay.place import NO_EXPERIENCE, Asked, Experience
 
@@ -35,7 +34,7 @@ class Revisit(QuestionPlace):
     sigma: float = setting(0.125, POSITIVE)
     """Standard deviation of the `normal` sampler, on the scale of pass rates, 0 to 1."""
 
-    rests_after = (SELECTED, COLLECTED)
+    rests_when_stored = True
 
     def before(self, asked: Asked) -> Experience:
         """Draw the questions; the newest row of each stands for it in the ledger, as the one replayed."""

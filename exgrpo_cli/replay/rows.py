@@ -149,6 +149,10 @@ class Questions:
         ]
 
 
+RESTING = {False: (ledger.SELECTED,), True: (ledger.SELECTED, ledger.COLLECTED)}
+"""Kinds of events after which a question rests, by `rests_when_stored`."""
+
+
 def rebuild(
     read: ReadTable, question_ids: Collection[str], rules: Place | None = None, keeps_headroom: bool = False
 ) -> tuple[Rows, Questions]:
@@ -183,7 +187,7 @@ def rebuild(
     turned = np.isin(events.kind, (ledger.RETIRED, ledger.READMITTED))
     questions.retired[events.question[turned]] = events.kind[turned] == ledger.RETIRED
     if rules and rules.cooldown:
-        rest = np.isin(events.kind, rules.rests_after)
+        rest = np.isin(events.kind, RESTING[rules.rests_when_stored])
         questions.rests_until[events.question[rest]] = events.step[rest] + rules.cooldown
     return Rows(rows, len(questions.ids)), questions
 

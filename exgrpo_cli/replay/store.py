@@ -18,7 +18,6 @@ from jaxtyping import Int64
 
 from exgrpo_cli.base.types import Trajectory
 from exgrpo_cli.ledger import schemas
-from exgrpo_cli.ledger.columns import COLLECTED
 from exgrpo_cli.ledger.reader import Catalogue, read_rows
 from exgrpo_cli.ledger.writer import LedgerWriter
 from exgrpo_cli.replay.by_question import Bucket, Candidates, Sampler
@@ -265,7 +264,7 @@ class Store(AbstractContextManager["Store"]):
             states.move(question, (k, members))
             self._log(visit.step, schemas.Event.MOVED, question)
         self._collect(visit, question, new)
-        if new and rules.cooldown and COLLECTED in rules.rests_after:
+        if new and rules.cooldown and rules.rests_when_stored:
             states.rests_until[question] = visit.step + rules.cooldown
         self._trim_question(visit.step, question)
         self._trim_store(visit.step)

@@ -22,7 +22,7 @@ from exgrpo_cli.ledger.columns import EVICTED, KINDS, MISSING, NO_BUCKET, READMI
 from exgrpo_cli.ledger.schemas import Event
 from exgrpo_cli.replay.by_question import Candidates, RowPlace, choose, resolve_metric, resolve_sampler
 from exgrpo_cli.replay.place import Place
-from exgrpo_cli.replay.rows import Questions
+from exgrpo_cli.replay.rows import RESTING, Questions
 from exgrpo_cli.show import queries, tables
 from exgrpo_cli.show.record import RunRecord, question_texts, response_texts, table_rows, take
 
@@ -270,7 +270,7 @@ def states_before(record: RunRecord, steps: Int64[np.ndarray, " draws"]) -> Iter
     for new in np.split(order, np.searchsorted(moments[order], 2 * steps + 1))[:-1]:
         states.success_counts[question[new]] = events.bucket[new]
         states.num_members[question[new]] = events.num_members[new]
-        rest = new[np.isin(events.kind[new], rules.rests_after)]
+        rest = new[np.isin(events.kind[new], RESTING[rules.rests_when_stored])]
         if rules.cooldown:
             states.rests_until[question[rest]] = events.step[rest] + rules.cooldown
         yield states

@@ -120,7 +120,7 @@ def test_a_run_killed_while_its_configuration_is_written_can_be_started_again(sm
     config, path = small_config(), tmp_path / "run"
     train_and_die(NEW["while config.toml is written"], path, config)
     assert len(left_half_written(path)) == 1
-    with pytest.raises(errors.InputError, match=r"it has no config.toml; start without --resume"):
+    with pytest.raises(errors.InputError, match=r"it has no config.toml; .* begin one without --resume"):
         start.resumed_config(path)
     assert left_half_written(RunFolder.create(path).path) == [] and not (path / "environment.json").exists()
 
