@@ -230,6 +230,7 @@ def test_a_study_writes_nothing_through_links_out_of_its_folder(study: Study, tm
     assert [entry.name for entry in elsewhere.iterdir()] == ["mine"] and (elsewhere / "mine").read_text() == "mine"
 
 
+@pytest.mark.engines
 def test_a_study_removes_no_folder_that_its_runs_did_not_make(study: Study) -> None:
     run = study.runs[0]
     run.folder.mkdir(parents=True)

@@ -180,6 +180,7 @@ def test_rows_of_other_questions_are_counted_and_a_pool_of_none_is_refused(pool_
     assert (report.rows, report.unknown_questions) == (24, 1)
 
 
+@pytest.mark.engines
 def test_the_command_makes_a_pool_that_replay_stats_shows(config_of, rows, tmp_path, capsys) -> None:
     settings, pool = tmp_path / "settings.toml", tmp_path / "pool"
     settings.write_text(to_toml(config_of("exgrpo")))

@@ -78,6 +78,7 @@ def test_a_run_leaves_an_adapter_and_the_merged_model(finished: tuple[Config, Pa
     assert json.loads((run / "adapter/adapter_config.json").read_text())["r"] == 4
 
 
+@pytest.mark.engines
 def test_an_adapter_is_asked_published_and_trained_on(finished: tuple[Config, Path], tmp_path: Path, capsys) -> None:
     config, run = finished
     assert exgrpo(["sample", f"{run}@step-000002", "1+2=?", "--max-tokens", "4"]) == 0

@@ -52,7 +52,7 @@ REFUSED = {
 }
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(scope="module", params=["exgrpo", pytest.param("headroom-drift", marks=pytest.mark.engines)])
 def run(request: pytest.FixtureRequest, small_config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / request.param
     settings = (*FOUR_STEPS, *FROM_THE_THIRD_ON, *METHODS[request.param])
