@@ -239,7 +239,7 @@ class LedgerWriter:
                 path
                 for table in tables
                 for path in reader.list_parts(self.folder, table)[-1:]
-                if not reader.steps_of(path)[1]
+                if reader.steps_of(path)[1] is None
             ]
             # At once, for a disk syncs several files in little more time than one.
             with ThreadPoolExecutor() as pool:
