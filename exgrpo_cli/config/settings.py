@@ -126,6 +126,7 @@ def contradictions(config: Config) -> Iterator[tuple[str, str, str]]:
         "own weights": by_adapter and rollout.engine == "hf",
         "one label": len(set(labels)) < len(labels),
         "no successes": bool(config.grading.rewards) and objective.baseline == "history",
+        "shut out": objective.gate == "unsolved" and rollout.max_rounds > 1,
         "nothing to train": objective.baseline in ("virtual", "confidence") and rollout.max_rounds > 1,
         "forked ranks": bool(config.validation.forks) and config.run.nproc != 1,
         "forked by the clock": bool(config.validation.forks) and config.run.budget == "seconds",
@@ -139,6 +140,7 @@ def contradictions(config: Config) -> Iterator[tuple[str, str, str]]:
             "waiting rows": rollout.carry_over > 0 and objective.importance == "old",
             "no visit": objective.baseline in ("history", "confidence"),
             "solved before": objective.gate != "none",
+            "never rested": isinstance(replay, revisit.Revisit) and 0 < replay.max_age <= replay.cooldown,
             "two fillers": isinstance(replay, refill.Refill) and rollout.max_rounds > 1,
             "imitated": objective.replay_surrogate == "likelihood" and replay.replays_failures,
         }

@@ -414,7 +414,7 @@ def disk_bytes(config: Config, shape: Shape) -> int:
     trained = shape.num_trained(config.lora)
     saved = math.ceil(run.steps / run.save_every)
     kept = min(saved, run.keep_checkpoints) if run.keep_checkpoints else saved
-    num_checkpoints = kept + 1 + (config.validation.every > 0)
+    num_checkpoints = kept + 1 + (config.validation.every > 0) + len(config.validation.forks)
     return num_checkpoints * (CHECKPOINT_BYTES + _width(config)) * trained + model
 
 

@@ -256,13 +256,14 @@ def first_replay_step(config: Config, num_questions: int) -> int:
     """The first step that can replay a row, whatever the rollouts will be.
 
     A threshold above 0 takes a step of its own, rows are stored before the step that replays them, and a question that
-    rows join must have been visited often enough to hold `min_stored` of them, one that is begun twice. The stream
-    gives out every question once before any of them again.
+    rows join must have been visited often enough to hold `min_stored` of them, one that is begun twice, and one that
+    is asked again has rested. The stream gives out every question once before any of them again.
     """
     replay, rollout = config.replay, config.rollout
     begins = max(replay.warmup_steps, int(replay.start_threshold > 0)) + 1
+    rests = replay.cooldown if replay.rests_when_stored else 0
     if replay.warm_start:
-        return begins
+        return max(begins, rests + 1)
     stores, upper = 1 if replay.collect_before_start else begins, replay.upper(rollout.group_size)
     fewest = rollout.group_size - upper if replay.store == "failures" else replay.lower_bound + 1
     if isinstance(replay, join.Join):
@@ -272,7 +273,7 @@ def first_replay_step(config: Config, num_questions: int) -> int:
         # No visit both stores rows and leaves its question one that is begun.
         visits, turns = 1, 1
     else:
-        return max(begins, stores + 1)
+        return max(begins, stores + 1 + rests)
     passes = (stores - 1) * rollout.questions_per_step // num_questions + visits
     return max(begins, passes * num_questions // rollout.questions_per_step + 1 + turns)
 

@@ -233,7 +233,8 @@ class Store(AbstractContextManager["Store"]):
         of the verifier neither retires a question nor moves a bucket already set; its successes are stored, but with
         store = all or failures nothing is, since a reward that was never given would be replayed.
         """
-        dedup = collecting and self.rules.store in ("successes", "failures")
+        # A repeat renews the rest and the age of a question that is to be asked again.
+        dedup = collecting and self.rules.store in ("successes", "failures") and not self.rules.rests_when_stored
         held = self.held_by([visit.question_id for visit in visits]) if dedup else [np.zeros(0, np.int64)] * len(visits)
         for visit, own in zip(visits, held, strict=True):
             self._record_visit(visit, own, collecting=collecting)

@@ -93,7 +93,8 @@ def fork(
     with files.take(FileLock(to / ".lock"), f"{to} is being written by another process."), ExitStack() as stack:
         log.touch()
         files.drop_torn_line(log)
-        if others := {line["run"] for line in files.read_json_lines(log)} - {str(run)}:
+        # Those in a run's own folder go where it goes.
+        if to.parent != run and (others := {line["run"] for line in files.read_json_lines(log)} - {str(run)}):
             raise InputError(f"{to} holds forks of {min(others)}: name another folder by --output.")
         done = made()
         left = [[unit for key, unit in wanted.items() if key[0] == base and key not in done] for base in bases]
@@ -109,12 +110,17 @@ def fork(
 
 def effect_of_memories(run: Path, config: Config, tell: reporter.Reporter) -> float | None:
     """Mean effect on gold log-probs, in nats, of every unit that the steps behind `validation.forks` replayed, a step
-    later; None where they replayed none. Raises as `fork`."""
+    later; None where they replayed none, and with a note where they cannot be made again."""
     if not has_memories(config):
         return None
     ledger, groups = reader.LedgerReader(run / "replay"), config.replay.draws_groups
     bases = [base for base in sorted({*config.validation.forks}) if replayed_units(ledger, base, groups=groups)]
-    found = fork(run, config, bases, 1, 0, 0, 1, run / "forks", tell) if bases else None
+    try:
+        found = fork(run, config, bases, 1, 0, 0, 1, run / "forks", tell) if bases else None
+    except (InputError, RunError) as error:
+        # The run itself is whole.
+        tell.note(f"no effect of memories: {error}")
+        found = None
     return float(found[EFFECTS[0]]["mean"]) if found else None
 
 

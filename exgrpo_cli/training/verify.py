@@ -133,7 +133,10 @@ def repeat(run: Path, again: Path, config: Config, base: int, last: int) -> None
 def copy_until(run: Path, again: Path, config: Config, base: int) -> Config:
     """Copy into the folder `again` what the run goes on with from its checkpoint of step `base`, or its beginning;
     returns its configuration there, which does not save on the way."""
-    for name in ("data", "replay", *([f"checkpoints/{checkpoint.folder_name(base)}"] if base else [])):
+    # Of those at which it is forked at its end, the earlier ones too.
+    saved = [step for step in complete_steps(run / "checkpoints") if step in (base, *config.validation.forks)]
+    checkpoints = [f"checkpoints/{checkpoint.folder_name(step)}" for step in saved if step <= base]
+    for name in ("data", "replay", *checkpoints):
         shutil.copytree(run / name, again / name)
     for name in ("environment.json", *(("metrics.jsonl", "validations.jsonl") if base else ())):
         if (run / name).is_file():

@@ -282,6 +282,8 @@ def test_an_engine_is_given_what_the_trainer_leaves(engine, asked, given, monkey
         # Solved at step 1, failed at its second visit in step 3, begun in step 4; with a success too few at once.
         ("prefix", ("arithmetic.num_train=64", "replay.at_most=0"), 4), ("prefix", (), 2),
         ("failure-prefix", ("arithmetic.num_train=64", "replay.upper_bound=3"), 4), ("failure-prefix", (), 2),
+        # Stored in step 1, and rested for three steps.
+        ("prompt-replay", (), 5), ("prompt-replay", ("replay.warm_start=run",), 4),
         # 16 rows are two visits of K = 8. 64 questions, 32 a step: the third pass begins with step 5.
         ("repo", ("arithmetic.num_train=64",), 5),
         # 8 rows are two visits of at most 7 successes: the third pass of 64 questions begins with step 5.

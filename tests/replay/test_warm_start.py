@@ -182,6 +182,16 @@ def test_another_tokenizer_template_or_k_is_refused(source: Path, tmp_path: Path
         buffer.flush(1)
 
 
+def test_rows_that_came_along_stay_where_they_are_when_none_is_added(source: Path, tmp_path: Path) -> None:
+    with create(tmp_path / "replay") as store:
+        warm_start.warm_start(store, source, ObjectiveSettings(), 8)
+        ids = store.rows.live().tolist()
+        before = [row.token_ids.tolist() for row in store.load(ids)]
+        store.flush(1)
+        store.seal()
+        assert [row.token_ids.tolist() for row in store.load(ids)] == before != []
+
+
 def test_unknown_questions_are_refused(source: Path, tmp_path: Path) -> None:
     with (
         create(tmp_path / "replay", question_ids=["a", "d", "x"]) as buffer,

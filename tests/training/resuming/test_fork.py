@@ -154,6 +154,7 @@ def test_a_run_forks_itself_when_it_has_ended(small_config, tmp_path, capsys) ->
     assert exgrpo(["fork", str(run), "--step", "1", "--step", "2", "--output", str(tmp_path / "forks"), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert found == {"grpo": {}, "headroom-drift": {0: report["effect_logprob"]["mean"]}} and report["units"] == 2
+    assert exgrpo(["verify", str(run), "--steps", "4"]) == 0
 
 
 @pytest.mark.parametrize(("refused", "how"), REFUSED.items())
