@@ -3,12 +3,11 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int
 
-from exgrpo_cli.base.types import TokenSequence
+from exgrpo_cli.base.types import Rollout, TokenSequence
 
 SMALL_MICRO_BATCH = 512
 """Tokens below which a micro-batch costs its fixed overhead: it takes rows of other lengths rather than end early."""
@@ -32,6 +31,8 @@ class TrainingRow:
     importance_weights: Float32[np.ndarray, " tokens"] | None = None
     """Fixed factors of the advantage, token by token: where the sampler's distribution was not pi_old, and 0 where M2PO
     masks; None is 1."""
+    rollout: Rollout | None = None
+    """What the generator told of a fresh row."""
     left_out: bool = False
     """Dealt into a mini-batch like the others, so that they stay where they are, and then dropped."""
 
@@ -62,6 +63,8 @@ class MiniBatch:
     progress: float | None = None
     """Share of the run's budget that was spent before this step, where the learning rate follows that; None where it
     follows the number of updates."""
+    with_scores: bool = False
+    """Ask for the scores of fresh rows too, which the gradient computes anyhow."""
 
     @property
     def num_replayed(self) -> int:
@@ -82,7 +85,7 @@ def split_minibatches(
     max_response_tokens: int,
     clip: bool,
     rng: np.random.Generator,
-    order: Literal["mixed", "first", "last"] = "mixed",
+    order: str = "mixed",
 ) -> list[MiniBatch]:
     """Deal whole groups, and replayed units beside them, into mini-batches.
 

@@ -221,7 +221,6 @@ class UnitPlace(Place):
             metrics["replay/drift"] = float(np.mean([unit.drift for unit in scanned]))
         return Experience(
             units=tuple(tuple(asked.replayed(each, unit.weight) for each in unit.trajectories) for unit in taken),
-            order=self.order,
             metrics=metrics,
             tokens_scored=asked.tokens_scored,
         )

@@ -9,7 +9,7 @@ Rank 0 asks the place; all ranks score what it wants scored.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float32, Int32
@@ -60,8 +60,6 @@ class Experience:
     """Their advantages are over the replayed rows alone, and those of fresh rollouts over the fresh ones."""
     units: tuple[tuple[Replayed, ...], ...] = ()
     """Units drawn from the whole store, each with the rows that train beside the step's groups."""
-    order: Literal["mixed", "first", "last"] = "mixed"
-    """Units among the fresh mini-batches, or before or after them in mini-batches of their own."""
     drops_unmixed: bool = False
     """Fresh groups of equal rewards neither train nor count in N of the loss."""
     metrics: Metrics = field(default_factory=lambda: {"replay/used": 0})
@@ -176,7 +174,7 @@ class Place:
 
     # What a place has no key for.
     max_per_question = cooldown = 0
-    count_fresh_only, advantage_over = False, "group"
+    count_fresh_only, advantage_over, order = False, "group", "mixed"
     rests_when_stored: ClassVar[bool] = False
     """Whether a question rests not only after a replay, but also after a row of it was stored."""
 

@@ -17,7 +17,7 @@ from exgrpo_cli.replay.place import NO_EXPERIENCE, Experience
 from exgrpo_cli.training import metrics
 from exgrpo_cli.training.state import Parts, RunState
 from exgrpo_cli.training.step.groups import Advantage, Group, replayed_row
-from exgrpo_cli.training.step.rollouts import roll_out
+from exgrpo_cli.training.step.rollouts import compare, compares_in_update, roll_out
 
 
 def run_step(
@@ -60,7 +60,9 @@ def run_step(
             for group in groups
             if group.question.id in rolled.trained and (group.is_mixed or not experience.drops_unmixed)
         ]
-        reports = update(parts, state, rows, experience, clip=not mixed or config.objective.clip_in_mixed_phase)
+        clip = not mixed or config.objective.clip_in_mixed_phase
+        reports, told = update(parts, state, rows, experience, clip=clip)
+    notes += told
     notes += [f"step {step}: an update was skipped: {report.skip_reason}" for report in reports if not report.applied]
     with clock.phase("sync"):
         parts.policy.offload()
@@ -126,11 +128,12 @@ def record_visits(parts: Parts, state: RunState, groups: Sequence[Group], step: 
 
 def update(
     parts: Parts, state: RunState, groups: Sequence[Sequence[TrainingRow]], experience: Experience, *, clip: bool
-) -> list[UpdateReport]:
+) -> tuple[list[UpdateReport], list[str]]:
     """M optimizer updates on the rows of whole `groups` and on replayed units, or M and those of the units alone
-    (`replay.order`).
+    (`replay.order`); and a word where the sampler's log-probs, that stand for the trainer's, are not near enough.
 
-    Advantages are fixed for the step. Raises RunError after `optim.max_skipped` skipped updates in a row.
+    Advantages are fixed for the step. Raises RunError after `optim.max_skipped` skipped updates in a row, and for
+    log-probs that differ by more than rounding.
     """
     config = parts.config
     minibatches = split_minibatches(
@@ -140,14 +143,20 @@ def update(
         max_response_tokens=config.rollout.max_response_tokens,
         clip=clip,
         rng=parts.rngs["minibatch"],
-        order=experience.order,
+        order=config.replay.order,
     )
-    progress, reports = state.spent_share(config.run, parts.ranks), []
+    progress, reports, notes = state.spent_share(config.run, parts.ranks), list[UpdateReport](), list[str]()
     for minibatch in minibatches:
-        reports.append(parts.policy.update(replace(minibatch, progress=progress)))
+        # Only the first gradient is taken at the weights that sampled.
+        comparing = compares_in_update(config) and not reports
+        reports.append(parts.policy.update(replace(minibatch, progress=progress, with_scores=comparing)))
+        if reports[-1].scores:
+            gap, told = compare(parts, state, reports[-1].scores)
+            reports[-1].metrics.update(gap)
+            notes += told
         if parts.policy.consecutive_skips >= config.optim.max_skipped:
             raise RunError(
                 f"{parts.policy.consecutive_skips} consecutive updates were skipped (last: {reports[-1].skip_reason}); "
                 "lower optim.learning_rate, or raise optim.skip_norm or optim.max_skipped."
             )
-    return reports
+    return reports, notes

@@ -197,7 +197,7 @@ class RolloutSettings:
     )
     """Behaviour log-probs of fresh rollouts: `trainer` recomputes them; `engine` takes what the rollout engine
     computed, in the ledger and, truncated (`objective.tis_cap`), in the loss; `sampler` takes those of the hf engine,
-    and its entropies, for the trainer's own, which checks one rollout in 16: a pass less. "auto" is `sampler` for
+    and its entropies, for the trainer's own, which the first update compares: a pass less. "auto" is `sampler` for
     `hf` rollouts of a `torch` policy in float32 on a CPU, where both are the same numbers but for rounding, else
     `trainer`."""
     max_logprob_gap: float = setting(0.0, NON_NEGATIVE, role="machine", resumable=True)

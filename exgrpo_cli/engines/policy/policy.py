@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 
 from exgrpo_cli.algo import batching, objective
 from exgrpo_cli.base.errors import InputError, RunError, first_line
-from exgrpo_cli.base.types import TokenScores, TokenSequence
+from exgrpo_cli.base.types import Rollout, TokenScores, TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.run import LoraSettings, OptimSettings
 from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm, to_device, use_attention
@@ -52,6 +52,8 @@ class UpdateReport:
     """Response tokens trained on, over all ranks."""
     metrics: dict[str, float]
     """Flat keys of the step's journal: "policy/entropy", "policy/ratio_fresh", ... (absent where meaningless)."""
+    scores: Sequence[tuple[Rollout, TokenScores]] = ()
+    """Rollouts by these weights whose rows have a gradient, each with its scores; none where not asked for."""
 
 
 class Stepper(Protocol):
@@ -153,12 +155,8 @@ class Policy:
         own: dict[int, TokenScores] = {}
         for batch in self._passes([sequences[index] for index in share]):
             rows = [sequences[share[index]] for index in batch] or [sequences[0]]
-            logprobs, entropies = self._stepper.forward(self._pack(rows))
-            # Both in one copy: each copy to the host waits for the device.
-            both = torch.stack([logprobs.float(), entropies.float()]).cpu().numpy()
-            parts = np.split(both, np.cumsum([len(row.response_ids) for row in rows])[:-1], axis=1)
-            for index, part in zip(batch, parts, strict=False):
-                own[share[index]] = TokenScores(logprobs=part[0].copy(), entropies=part[1].copy())
+            scores = by_row(rows, *self._stepper.forward(self._pack(rows)))
+            own |= {share[index]: score for index, score in zip(batch, scores, strict=False)}
         whole = {index: score for part in self._ranks.gather(own) for index, score in part.items()}
         return [whole[index] for index in range(len(sequences))]
 
@@ -173,7 +171,7 @@ class Policy:
             most = self._objective.second_moment
             batch = objective.second_moment_masked(batch, [each.logprobs for each in scores], most)
         self._stepper.begin()
-        loss, num_tokens, metrics = self._accumulate(batch)
+        loss, num_tokens, metrics, found = self._accumulate(batch)
         position: float = self.num_updates
         if batch.progress is not None:
             position = batch.progress * self._optim.horizon * self._optim.minibatches
@@ -189,6 +187,7 @@ class Policy:
             loss=loss,
             num_tokens=num_tokens,
             metrics={"optim/learning_rate": learning_rate, **metrics},
+            scores=found,
         )
 
     def offload(self) -> None:
@@ -224,20 +223,27 @@ class Policy:
         for name, value in counters.items():
             setattr(self, name, value)
 
-    def _accumulate(self, batch: batching.MiniBatch) -> tuple[float, int, dict[str, float]]:
+    def _accumulate(
+        self, batch: batching.MiniBatch
+    ) -> tuple[float, int, dict[str, float], list[tuple[Rollout, TokenScores]]]:
         """Add up the gradient of this rank's share of `batch`.
 
-        Returns the loss, the number of response tokens with a gradient, and diagnostics, all over all ranks.
+        Returns the loss, the number of response tokens with a gradient, diagnostics, and the scores of rollouts, all
+        over all ranks.
         """
         rows = rows_with_gradient(batch, self._objective)
         share = batching.rank_shares([row.sequence for row in rows], self._ranks.world_size)[self._ranks.rank]
         own = [rows[index] for index in share]
         totals = objective.denominators(self._objective, batch)
         loss, sums = torch.zeros((), device=self._parts.device), None
+        scores: dict[int, TokenScores] = {}
         # In lockstep with no gradient in any row, one empty pass makes zeros: Adam's momentum still moves the weights.
         for micro in self._passes([row.sequence for row in own], at_least=1):
             if micro:
-                part, part_sums = self._loss([own[index] for index in micro], totals, clip=batch.clip)
+                part, part_sums, scored = self._loss([own[index] for index in micro], totals, clip=batch.clip)
+                if batch.with_scores:
+                    found = by_row([own[index].sequence for index in micro], *scored)
+                    scores |= {share[index]: each for index, each in zip(micro, found, strict=True)}
                 sums = part_sums if sums is None else sums + part_sums
                 loss = loss + part.detach()
             else:
@@ -247,13 +253,17 @@ class Policy:
             # Gradient checkpointing runs the layers once more in here, with whatever attention is set.
             with use_attention(self._parts.body, packing.PACKED_CAUSAL):
                 self._stepper.backward(part)
-        losses, parts = zip(*self._ranks.gather((float(loss), None if sums is None else sums.on_host())), strict=True)
-        found = [part for part in parts if part is not None]
-        metrics = reduce(add, found).metrics() if found else {}
+        told = self._ranks.gather((float(loss), None if sums is None else sums.on_host(), scores))
+        losses, parts, of_rows = zip(*told, strict=True)
+        known = [part for part in parts if part is not None]
+        metrics = reduce(add, known).metrics() if known else {}
         replayed = [row.importance_weights for row in rows if row.replayed and row.importance_weights is not None]
         if self._objective.surrogate == "m2po" and replayed:
             metrics["policy/clip_fraction_replay"] = float((np.concatenate(replayed) == 0).mean())
-        return reduce(add, losses), sum(row.num_tokens for row in rows), metrics
+        pairs = [(rows[index].rollout, score) for part in of_rows for index, score in sorted(part.items())]
+        # One that has carried over may have ended under earlier weights.
+        current = [(own, score) for own, score in pairs if own and own.weight_version == self.weight_version]
+        return reduce(add, losses), sum(row.num_tokens for row in rows), metrics, current
 
     def _passes(self, own: Sequence[TokenSequence], at_least: int = 0) -> list[list[int]]:
         """The micro-batches of this rank's rows; in lockstep with empty ones behind, as many on every rank."""
@@ -268,8 +278,8 @@ class Policy:
 
     def _loss(
         self, rows: Sequence[batching.TrainingRow], totals: objective.Denominators, *, clip: bool
-    ) -> tuple[Float[Tensor, ""], objective.ObjectiveSums]:
-        """A micro-batch's part of the loss of its mini-batch, and of the diagnostics."""
+    ) -> tuple[Float[Tensor, ""], objective.ObjectiveSums, packing.Scored]:
+        """A micro-batch's part of the loss of its mini-batch, and of the diagnostics; and its scores."""
         packed = self._pack([row.sequence for row in rows])
         logprobs, entropies = self._stepper.forward(packed)
         reference = None
@@ -286,9 +296,16 @@ class Policy:
         loss = objective.micro_batch_loss(
             logprobs, entropies, reference, targets, clip=clip, settings=self._objective, denominators=totals
         )
-        return loss, objective.objective_sums(
-            logprobs, entropies, reference, targets, clip=clip, settings=self._objective
-        )
+        sums = objective.objective_sums(logprobs, entropies, reference, targets, clip=clip, settings=self._objective)
+        return loss, sums, (logprobs.detach(), entropies.detach())
+
+
+def by_row(rows: Sequence[TokenSequence], *scored: Float[Tensor, " tokens"]) -> list[TokenScores]:
+    """Log-probs and entropies of the response tokens of all `rows`, row by row, on the host."""
+    # Both in one copy: each copy to the host waits for the device.
+    both = torch.stack([each.float() for each in scored]).cpu().numpy()
+    parts = np.split(both, np.cumsum([len(row.response_ids) for row in rows])[:-1], axis=1)
+    return [TokenScores(logprobs=part[0].copy(), entropies=part[1].copy()) for part in parts]
 
 
 def rows_with_gradient(batch: batching.MiniBatch, objective: ObjectiveSettings) -> list[batching.TrainingRow]:

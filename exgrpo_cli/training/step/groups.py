@@ -142,6 +142,7 @@ class Group:
                 behaviour_logprobs=scores.logprobs,
                 replayed=False,
                 importance_weights=weights,
+                rollout=member.rollout,
             )
             for member, scores, weights in zip(self.fresh, self.scores, self.importance_weights(), strict=True)
         ]

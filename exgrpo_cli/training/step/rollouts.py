@@ -26,7 +26,8 @@ Begun = dict[tuple[str, int], tuple[str, Callable[[], types.Grade]]]
 """Text and what waits for the grade of each rollout that this rank has sampled to its end, by question and member."""
 Tell = Callable[[int], None] | None
 CHECKED_ONE_IN = 16
-"""With `rollout.logprobs = "sampler"` the trainer scores one rollout in so many, to see that both agree."""
+"""Where `rollout.logprobs = "sampler"` and stored rows train before fresh ones do, the trainer scores one rollout in so
+many, to see that both agree."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -243,12 +244,11 @@ def score(
     parts: Parts, state: RunState, groups: Sequence[UnderWay], step: int, notes: list[str]
 ) -> tuple[dict[str, float | int], int]:
     """Add the scores of all tokens that the step has sampled, under pi_old, by `rollout.logprobs`: the trainer's, or
-    the sampler's, some of which the trainer checks; returns how far both differ, and the tokens that the trainer has
-    scored.
+    the sampler's; returns how far both differ, and the tokens that the trainer has scored.
 
-    Raises RunError where they differ by more than rounding; `notes` get a word before that.
+    Of the sampler's the trainer scores some, where they are not compared in the first update. Raises RunError where
+    they differ by more than rounding; `notes` get a word before that.
     """
-    rng = np.random.default_rng((parts.config.run.seed, step))
     rows = [
         (group, member)
         for group in groups
@@ -257,7 +257,9 @@ def score(
     ]
     rollouts = [group.rollouts[member] for group, member in rows]
     by_sampler = parts.config.rollout.logprobs == "sampler"
-    checked = drawn_to_check(len(rollouts), rng) if by_sampler else range(len(rollouts))
+    checked: Sequence[int] = range(0 if by_sampler else len(rollouts))
+    if by_sampler and not compares_in_update(parts.config):
+        checked = drawn_to_check(len(rollouts), np.random.default_rng((parts.config.run.seed, step)))
     prompts = {group.question_id: parts.prompt_of(group) for group in groups}
     found = parts.policy.score(
         [
@@ -265,9 +267,8 @@ def score(
             for own in (rollouts[at] for at in checked)
         ]
     )
-    gap = score_gaps([rollouts[at] for at in checked], found)
-    if found:
-        notes += watch_gap(parts, state, gap, found)
+    gap, told = compare(parts, state, [(rollouts[at], score) for at, score in zip(checked, found, strict=True)])
+    notes += told
     scores = found
     if by_sampler:
         scores = [
@@ -277,6 +278,22 @@ def score(
     for (group, member), more in zip(rows, scores, strict=True):
         group.scores[member] = group.scores[member].then(more)
     return gap, sum(len(each.logprobs) for each in found)
+
+
+def compares_in_update(config: Config) -> bool:
+    """Whether the first update compares the sampler's log-probs with its own: it takes the gradient of fresh rows at
+    the weights that sampled them."""
+    return config.rollout.logprobs == "sampler" and config.replay.order != "first"
+
+
+def compare(
+    parts: Parts, state: RunState, pairs: Sequence[tuple[types.Rollout, types.TokenScores]]
+) -> tuple[dict[str, float | int], list[str]]:
+    """How far the engine's log-probs and entropies of rollouts are from the trainer's, and a word where that is near
+    its bound. Raises RunError beyond it."""
+    scores = [score for _, score in pairs]
+    gap = score_gaps([own for own, _ in pairs], scores)
+    return gap, watch_gap(parts, state, gap, scores) if scores else []
 
 
 def watch_gap(parts: Parts, state: RunState, gap: Mapping[str, float], found: Sequence[types.TokenScores]) -> list[str]:

@@ -1,5 +1,6 @@
-"""`rollout.logprobs = "sampler"`: what the sampler computed stands for the scoring pass, which checks some of it."""
+"""`rollout.logprobs = "sampler"`: what the sampler computed stands for the scoring pass, and is held against it."""
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,26 +35,30 @@ def test_the_samplers_scores_are_those_of_a_pass(small_config: Callable[..., Con
     for name in ("policy/entropy", "optim/grad_norm", "ratio/mean"):
         if name in passed:
             assert own[name] == pytest.approx(passed[name], rel=1e-3)
-    # One fresh rollout in 16 is scored, to tell the gap; replayed ones are, under the policy of their step.
-    rollouts = config.rollout.questions_per_step * config.rollout.group_size
-    most = config.rollout.max_response_tokens * -(-rollouts // CHECKED_ONE_IN)
-    assert passed["tokens/scored"] >= passed["tokens/generated"] and 0 < own["tokens/scored"] <= most
+    # The first update computes those of fresh rows, which tells the gap; nothing is replayed yet.
+    assert passed["tokens/scored"] >= passed["tokens/generated"] and own["tokens/scored"] == 0
     assert own["policy/logprob_gap_max"] < 1e-3 and own["policy/entropy_gap_max"] < 1e-3
     assert later["step"] == 2
 
 
 @pytest.mark.parametrize(("name", "what"), [("engine_logprobs", "log-probs"), ("engine_entropies", "entropies")])
-def test_a_sampler_that_computes_otherwise_is_found(name, what, small_config, tmp_path, monkeypatch) -> None:
-    """Its numbers are not believed unseen: those of the checked rollouts lie beside the trainer's."""
-    generate = HFGenerator.generate
+@pytest.mark.parametrize(("method", "step"), [("exgrpo", 1), ("exgrpo", 2), ("latest", 2)])
+def test_a_sampler_that_computes_otherwise_is_found(
+    name, what, method, step, small_config, tmp_path, monkeypatch
+) -> None:
+    """Its numbers are not believed unseen: the first update's lie beside them, or of `latest`, which begins a mixed
+    step with stored rows, those of a pass over some."""
+    generate, calls = HFGenerator.generate, itertools.count(1)
 
     def shifted(*arguments: Any) -> Any:
-        groups = generate(*arguments)
-        return [[replace(each, **{name: getattr(each, name) - 0.01}) for each in group] for group in groups]
+        groups, by = generate(*arguments), 0.01 * (next(calls) >= step)
+        return [[replace(each, **{name: getattr(each, name) - by}) for each in group] for group in groups]
 
     monkeypatch.setattr(HFGenerator, "generate", shifted)
     with pytest.raises(errors.RunError, match=rf"{what} differ from the trainer's by 0\.01 a token, bound 0\.001"):
-        train(small_config(*SHORT), tmp_path / "run", reporter=reporter.SilentReporter())
+        train(small_config(*SHORT, method=method), tmp_path / "run", reporter=reporter.SilentReporter())
+    reached = metrics(tmp_path / "run") if step > 1 else []
+    assert len(reached) == step - 1 and all(line["policy/logprob_gap_max"] < 1e-3 for line in reached)
 
 
 @pytest.mark.parametrize("count", [1, 7, 16, 100, 256])
