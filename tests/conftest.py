@@ -60,6 +60,14 @@ def one_thread() -> None:
 
 
 @pytest.fixture
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in; no GPU is seen."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    return tmp_path
+
+
+@pytest.fixture
 def shared_data() -> Path:
     """Real question files beside the project, where somebody has put them."""
     folder = Path(__file__).parents[2] / "shared" / "data"

@@ -46,11 +46,10 @@ def play(folder: Path, rules: Replace, num_steps: int) -> Store:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(workdir: Path) -> Path:
     """A working folder that holds the run the documents speak of."""
-    monkeypatch.chdir(tmp_path)
-    play(tmp_path / "runs/exgrpo-tiny/replay", Replace(), num_steps=12).close()
-    return tmp_path / "runs/exgrpo-tiny"
+    play(workdir / "runs/exgrpo-tiny/replay", Replace(), num_steps=12).close()
+    return workdir / "runs/exgrpo-tiny"
 
 
 def test_reading_the_ledger(run: Path) -> None:

@@ -1,7 +1,6 @@
 """What an installed package holds: every subpackage, every preset, one version, versions that fit together."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 from conftest import SMALL_RUN
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from processes import python
 
 import exgrpo_cli
 from exgrpo_cli.presets import KINDS, preset_names
@@ -82,16 +82,14 @@ def test_a_wheel_trains_and_reports_from_an_empty_folder(tmp_path: Path, small_b
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     pack = "from setuptools import build_meta; build_meta.build_wheel('..')"
-    subprocess.run([sys.executable, "-c", pack], cwd=source, check=True, capture_output=True)
+    python("-c", pack, cwd=source, check=True)
     [wheel] = tmp_path.glob("exgrpo-*.whl")
     shutil.unpack_archive(wheel, site, "zip")
     shutil.rmtree(source)
     empty.mkdir()
     settings = [f"--set={each}" for each in (*SMALL_RUN, "run.steps=1", "run.plots=true")]
-    command = [sys.executable, "-m", "exgrpo_cli", "train", "--quiet", "--backbone", str(small_backbone), *settings]
-    done = subprocess.run(
-        command, cwd=empty, env={**os.environ, "PYTHONPATH": str(site)}, capture_output=True, text=True
-    )
+    command = ["-m", "exgrpo_cli", "train", "--quiet", "--backbone", small_backbone, *settings]
+    done = python(*command, cwd=empty, variables={"PYTHONPATH": str(site)})
     assert done.returncode == 0, done.stderr
     [run] = (empty / "runs").iterdir()
     assert json.loads((run / "environment.json").read_text())["code"].startswith("files ")

@@ -143,13 +143,12 @@ def test_precedence_from_defaults_to_assignments(tmp_path):
     assert build_config(config_file=file, options=options, assignments=["replay.ratio=0.45"]).replay.ratio == 0.45
 
 
-def test_a_model_of_ones_own_is_named_after_its_last_path_part(tmp_path, monkeypatch):
-    folder = tmp_path / "my-model"
+def test_a_model_of_ones_own_is_named_after_its_last_path_part(workdir):
+    folder = workdir / "my-model"
     folder.mkdir()
-    monkeypatch.chdir(tmp_path)
     config = build_config(backbone="my-model")
     assert (config.backbone.name, config.backbone.source) == ("my-model", str(folder))
-    assert saved_and_read(config, tmp_path) == config
+    assert saved_and_read(config, workdir) == config
     hub = build_config(backbone="Qwen/Qwen2.5-0.5B").backbone
     assert (hub.name, hub.source) == ("Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B")
 

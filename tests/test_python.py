@@ -1,14 +1,13 @@
 """The face in Python: light to import, typed, and every example of its page runs."""
 
 import re
-import subprocess
-import sys
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import SMALL_RUN
+from processes import python
 
 import exgrpo_cli
 from exgrpo_cli.base.errors import InputError
@@ -21,7 +20,7 @@ def test_importing_is_light_and_offers_what_the_page_shows() -> None:
         "import sys, exgrpo_cli; print(sorted(m for m in sys.modules if '.' not in m and m in "
         "{'torch', 'numpy', 'pyarrow', 'transformers', 'matplotlib', 'typer'})); print(exgrpo_cli.Run.__name__)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python("-c", code, check=True)
     assert done.stdout.split("\n")[:2] == ["[]", "Run"]
     shown = set(re.findall(r"exgrpo_cli\.(\w+)\(|A `(Run)` has", PAGE.read_text()))
     assert {either or other for either, other in shown} == set(exgrpo_cli.__all__) - {"__version__"}

@@ -1,9 +1,9 @@
 """Standard output is data: what other packages print there ends on stderr, in a process and in those it starts."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+
+from processes import python
 
 NOISY = """
 import os, sys
@@ -33,25 +33,21 @@ with data_alone():
 """
 
 
-def outcome(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True)
-
-
 def test_what_others_print_does_not_reach_the_data() -> None:
-    done = outcome(NOISY, "presets", "--json")
+    done = python("-c", NOISY, "presets", "--json")
     assert "backbones" in json.loads(done.stdout)
     for chatter in ("from Python", "from C", "from a child"):
         assert chatter in done.stderr
-    tables = outcome(NOISY, "presets").stdout
+    tables = python("-c", NOISY, "presets").stdout
     assert "qwen-math-1.5b" in tables and "from " not in tables.splitlines()[0]
 
 
 def test_help_is_data() -> None:
-    assert "Usage: exgrpo" in outcome(NOISY, "--help").stdout
+    assert "Usage: exgrpo" in python("-c", NOISY, "--help").stdout
 
 
 def test_ranks_write_data_of_their_own() -> None:
-    done = outcome(RANKS)
+    done = python("-c", RANKS)
     assert (done.stdout, done.stderr) == ("from a rank\n", "from an engine\n")
 
 

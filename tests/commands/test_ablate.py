@@ -14,10 +14,7 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import run
 from exgrpo_cli.studies.study import read_plan
 
-
-@pytest.fixture(autouse=True)
-def empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("workdir")
 
 
 def planned(capsys, *arguments):

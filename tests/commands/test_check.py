@@ -1,15 +1,14 @@
 """`exgrpo train --check` and `doctor --smoke`: two real steps with random weights, and what they say of a fault."""
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 import torch
+from processes import python
 from random_model import save_random_model
 
 from exgrpo_cli.algo.batching import MiniBatch
@@ -31,10 +30,7 @@ SMALL = [
 ]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+pytestmark = pytest.mark.usefixtures("workdir")
 
 
 def test_a_check_measures_two_steps_and_writes_nothing(
@@ -143,10 +139,8 @@ def test_memory_of_a_gpu_that_others_had_or_that_torch_keeps_is_not_the_runs(mon
     assert meter.peaks == {"rollouts": 6 * 2**30, "update": 3 * 2**30}
 
 
-def check(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "exgrpo_cli", *arguments]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+def check(*arguments: str) -> CompletedProcess[str]:
+    return python("-m", "exgrpo_cli", *arguments, variables={"OMP_NUM_THREADS": "1"}, timeout=500)
 
 
 @pytest.mark.engines

@@ -1,22 +1,21 @@
 """`exgrpo doctor` on this machine, and on environments that are broken on purpose with real packages on the path."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
+from processes import python
 
 from exgrpo_cli.base.versions import installed_version
 from exgrpo_cli.machine import doctor as examining
 from exgrpo_cli.presets import preset_names
 
 
-def doctor(folder: Path, *arguments: str, path: Path | None = None) -> subprocess.CompletedProcess:
-    environment = os.environ | {"PYTHONPATH": str(path) if path else "", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "exgrpo_cli", "doctor", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+def doctor(folder: Path, *arguments: str, path: Path | None = None) -> CompletedProcess[str]:
+    variables = {"PYTHONPATH": str(path) if path else "", "CUDA_VISIBLE_DEVICES": ""}
+    return python("-m", "exgrpo_cli", "doctor", *arguments, cwd=folder, variables=variables)
 
 
 def write_package(path: Path, name: str, version: str, code: str, *requires: str) -> None:

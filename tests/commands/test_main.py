@@ -10,6 +10,7 @@ import warnings
 import numpy as np
 import pytest
 import typer
+from processes import python
 from safetensors.numpy import save_file
 
 from exgrpo_cli.base import errors, versions
@@ -32,7 +33,7 @@ def test_help_imports_nothing_heavy():
         f"codes = [run([*name, '--help']) for name in [[], *[[each] for each in {sorted(COMMANDS)!r}]]]; "
         f"print([name for name in {HEAVY!r} if name in sys.modules], codes, file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python("-c", code, check=True)
     assert done.stderr.splitlines()[-1] == f"[] {[0] * (1 + len(COMMANDS))}"
     assert "Usage: exgrpo train" in done.stdout
 
@@ -45,7 +46,7 @@ def test_a_plan_imports_nothing_heavy(options, tmp_path):
         f"import sys; from exgrpo_cli.commands import run; code = run(['train', '--dry-run', *{options!r}]); "
         f"print([name for name in {heavy!r} if name in sys.modules], code, file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    done = python("-c", code, check=True, cwd=tmp_path)
     assert done.stderr.splitlines()[-1] == "[] 0"
     assert "# one step" in done.stdout
 

@@ -14,10 +14,7 @@ from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.training.start import RunStart
 
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("workdir")
 
 
 def dry(line: str, capsys: pytest.CaptureFixture[str]) -> str:

@@ -1,19 +1,17 @@
 """Systems that are not Linux: what they lack is hidden here, and what they get to read is said."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from conftest import SMALL_RUN
+from processes import python
 
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.machine.settle import require_runnable, settle
 from exgrpo_cli.machine.survey import survey_machine
 
-LIKE_A_MAC = Path(__file__).parents[1] / "helpers" / "like_a_mac"
+LIKE_A_MAC = {"PYTHONPATH": str(Path(__file__).parents[1] / "helpers" / "like_a_mac")}
 
 
 @pytest.mark.engines
@@ -26,38 +24,23 @@ def test_a_run_is_trained_looked_at_asked_and_scored_without_proc(tmp_path: Path
         ["sample", "run", "1+2=?"],
         ["evaluate", "arithmetic", "--model", "run", "--samples", "1", "--output", "scores"],
     )
-    environment = {**os.environ, "PYTHONPATH": str(LIKE_A_MAC)}
     for command in commands:
-        done = subprocess.run(
-            [sys.executable, "-m", "exgrpo_cli", *command],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
+        done = python("-m", "exgrpo_cli", *command, variables=LIKE_A_MAC, cwd=tmp_path)
         assert done.returncode == 0, (command, done.stderr)
     assert (tmp_path / "run" / "summary.json").is_file() and (tmp_path / "run" / "model" / "config.json").is_file()
 
 
 def test_proc_is_hidden_there() -> None:
     program = "import os; open('/proc/self/statm')"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(LIKE_A_MAC)},
-        capture_output=True,
-        text=True,
-    )
+    done = python("-c", program, variables=LIKE_A_MAC)
     assert "FileNotFoundError" in done.stderr
 
 
-def test_the_gpu_of_a_mac_is_refused_where_there_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_gpu_of_a_mac_is_refused_where_there_is_none(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["train", "--device", "mps"], ["sample", "tiny", "1+1=?", "--device", "mps"]):
         assert run(command) == 2
         assert "use --device cpu." in capsys.readouterr().err.splitlines()[-1]
-    assert not any(tmp_path.iterdir())
+    assert not any(workdir.iterdir())
 
 
 def test_the_gpu_of_a_mac_is_planned_for_as_one_process_of_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +58,7 @@ def test_the_gpu_of_a_mac_is_planned_for_as_one_process_of_main_memory(monkeypat
 
 def test_windows_is_told_of_wsl() -> None:
     program = "import sys; from exgrpo_cli.main import main; sys.platform = 'win32'; main()"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = python("-c", program)
     assert (done.returncode, done.stdout) == (1, "")
     [line] = done.stderr.splitlines()
     assert line.startswith("exgrpo: ") and "WSL" in line

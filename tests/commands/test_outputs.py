@@ -28,9 +28,8 @@ CASES = [
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(workdir: Path) -> Path:
     """The working folder, with all that stands in the way."""
-    monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
     with socket.socket(socket.AF_UNIX) as made:
         made.bind("socket")
@@ -41,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     links = {"to-null": "/dev/null", "to-pipe": "pipe", "to-text": "text.txt", "to-foreign": "foreign"}
     for name, target in (links | {"nowhere": "not-there", "loop": "loop"}).items():
         Path(name).symlink_to(target)
-    return tmp_path
+    return workdir
 
 
 def state(folder: Path) -> dict[str, object]:

@@ -15,26 +15,20 @@ from exgrpo_cli.questions.question_file import read_questions
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def backbone(folder):
+def backbone(workdir):
     """A model folder with nothing but what prompts need."""
-    make_tokenizer(max_tokens=512).save_pretrained(folder / "model")
-    (folder / "model" / "config.json").write_text('{"model_type": "qwen2"}')
+    make_tokenizer(max_tokens=512).save_pretrained(workdir / "model")
+    (workdir / "model" / "config.json").write_text('{"model_type": "qwen2"}')
     return "model"
 
 
-def questions(folder, *answers):
+def questions(workdir, *answers):
     rows = [json.dumps({"q": f"What is {answer} + 0?", "gold": f"answer: {answer}"}) for answer in answers]
-    (folder / "set.jsonl").write_text("\n".join(rows))
+    (workdir / "set.jsonl").write_text("\n".join(rows))
     return ["set.jsonl", "--question-field", "q", "--answer-field", "gold", "--answer-pattern", r"answer: (\S+)"]
 
 
-def test_without_options_arithmetic_and_its_heldout_questions_are_made(folder, capsys):
+def test_without_options_arithmetic_and_its_heldout_questions_are_made(workdir, capsys):
     small = ["--set", "arithmetic.num_train=60", "--set", "arithmetic.num_heldout=30"]
     assert run(["prepare", *small]) == 0
     assert len(read_questions("data/arithmetic.parquet").questions) == 60
@@ -49,8 +43,8 @@ def test_without_options_arithmetic_and_its_heldout_questions_are_made(folder, c
     assert capsys.readouterr() == ("", "")
 
 
-def test_json_is_one_object_on_stdout(folder, capsys):
-    assert run(["prepare", *questions(folder, 1, 2), "--layout", "verl", "--output", "out/v.parquet", "--json"]) == 0
+def test_json_is_one_object_on_stdout(workdir, capsys):
+    assert run(["prepare", *questions(workdir, 1, 2), "--layout", "verl", "--output", "out/v.parquet", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["output"], report["layout"]) == ("out/v.parquet", "named fields")
     assert report["counts"] == {"read": 2, "kept": 2, "folded": 0, "dropped": {}}
@@ -58,8 +52,8 @@ def test_json_is_one_object_on_stdout(folder, capsys):
     assert report["content_hash"] == found.content_hash and [q.answer for q in found.questions] == ["1", "2"]
 
 
-def test_the_prompts_are_shown_as_the_backbone_sees_them(folder, backbone, capsys):
-    arguments = ["prepare", *questions(folder, 1, 2, 3), "--backbone", backbone, "--show", "2", "--quiet"]
+def test_the_prompts_are_shown_as_the_backbone_sees_them(workdir, backbone, capsys):
+    arguments = ["prepare", *questions(workdir, 1, 2, 3), "--backbone", backbone, "--show", "2", "--quiet"]
     assert run(arguments) == 0
     shown = capsys.readouterr().out.split("---\n")
     # One token a byte and one each for <|user|>, <|assistant|>, <think>: 3 + len("What is 1 + 0?") + the newline.
@@ -69,9 +63,9 @@ def test_the_prompts_are_shown_as_the_backbone_sees_them(folder, backbone, capsy
     assert [prompt["tokens"] for prompt in json.loads(capsys.readouterr().out)["shown"]] == [18, 18]
 
 
-def test_prompts_over_the_limit_are_left_out(folder, backbone, capsys):
+def test_prompts_over_the_limit_are_left_out(workdir, backbone, capsys):
     limit = ["--backbone", backbone, "--max-prompt-tokens", "19"]
-    assert run(["prepare", *questions(folder, 1, 22, 333), *limit, "--json"]) == 0
+    assert run(["prepare", *questions(workdir, 1, 22, 333), *limit, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["counts"]["dropped"] == {"prompt over 19 tokens": 1}
 
 
@@ -83,19 +77,19 @@ def test_prompts_over_the_limit_are_left_out(folder, backbone, capsys):
         (["b/test.jsonl"], "b", {"contaminated by b": 1}),
     ],
 )
-def test_questions_of_a_benchmark_are_left_out_whatever_its_layout(folder, capsys, files, named, dropped):
+def test_questions_of_a_benchmark_are_left_out_whatever_its_layout(workdir, capsys, files, named, dropped):
     """Benchmark files of one name all count, and a folder is read too."""
     for number, path in enumerate(files, start=1):
-        (folder / path).parent.mkdir(exist_ok=True)
-        (folder / path).write_text(json.dumps({"problem": f"What is {number} + 0?", "answer": "1"}))
-    assert run(["prepare", *questions(folder, 1, 2, 3, 4), "--decontaminate", named, "--json"]) == 0
+        (workdir / path).parent.mkdir(exist_ok=True)
+        (workdir / path).write_text(json.dumps({"problem": f"What is {number} + 0?", "answer": "1"}))
+    assert run(["prepare", *questions(workdir, 1, 2, 3, 4), "--decontaminate", named, "--json"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["counts"]["dropped"] == dropped and "reading files: 1/1" in said.err
 
 
-def test_ctrl_c_says_how_to_go_on(folder):
+def test_ctrl_c_says_how_to_go_on(workdir):
     rows = [json.dumps({"question": f"Power {n}?", "answer": f"x^{{{n}}}+1"}) for n in range(3000)]
-    (folder / "set.jsonl").write_text("\n".join(rows))
+    (workdir / "set.jsonl").write_text("\n".join(rows))
     code = "import signal; signal.signal(2, signal.default_int_handler); from exgrpo_cli.main import main; main()"
     arguments = [sys.executable, "-c", code, "prepare", "set.jsonl"]
     process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -107,19 +101,19 @@ def test_ctrl_c_says_how_to_go_on(folder):
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "stopped, data/set.parquet was not written; run the same command again" in stderr.splitlines()[-1]
-    assert [path.name for path in folder.iterdir()] == ["set.jsonl"]
+    assert [path.name for path in workdir.iterdir()] == ["set.jsonl"]
 
 
-def test_a_dry_run_writes_nothing(folder, capsys):
-    assert run(["prepare", *questions(folder, 1), "--dry-run", "--json"]) == 0
+def test_a_dry_run_writes_nothing(workdir, capsys):
+    assert run(["prepare", *questions(workdir, 1), "--dry-run", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert (plan["source"], plan["output"], plan["question_field"]) == ("set.jsonl", "data/set.parquet", "q")
-    assert sorted(path.name for path in folder.iterdir()) == ["set.jsonl"]
+    assert sorted(path.name for path in workdir.iterdir()) == ["set.jsonl"]
 
 
-def test_the_report_of_a_split_adds_up(folder, capsys):
+def test_the_report_of_a_split_adds_up(workdir, capsys):
     rows = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(20)]
-    write(folder / "mine.jsonl", *rows, rows[0], {"question": "And?", "answer": None})
+    write(workdir / "mine.jsonl", *rows, rows[0], {"question": "And?", "answer": None})
     assert run(["prepare", "mine.jsonl", "--split", "0.2"]) == 0
     told = capsys.readouterr().out
     counts = [int(line.split()[0]) for line in told.splitlines()[1:] if re.match(r" {5,10}\d", line)]

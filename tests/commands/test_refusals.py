@@ -16,15 +16,13 @@ WORK = ("exgrpo: reading ", "exgrpo: asking ", "exgrpo: loading ")
 
 
 @pytest.fixture
-def before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def before(workdir: Path) -> list[Path]:
     """All that lies in the working folder, which some of the lines name; no GPU is there."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    (tmp_path / "old/replay").mkdir(parents=True)
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken/notes.txt").touch()
-    (tmp_path / "set.jsonl").write_text('{"q": "What is 1 + 0?", "gold": "answer: 1"}\n')
-    return sorted(tmp_path.rglob("*"))
+    (workdir / "old/replay").mkdir(parents=True)
+    (workdir / "taken").mkdir()
+    (workdir / "taken/notes.txt").touch()
+    (workdir / "set.jsonl").write_text('{"q": "What is 1 + 0?", "gold": "answer: 1"}\n')
+    return sorted(workdir.rglob("*"))
 
 
 @pytest.mark.parametrize(("line", "said"), REFUSED.items(), ids=[line[:60] for line in REFUSED])

@@ -12,12 +12,7 @@ from transformers import AutoTokenizer
 from exgrpo_cli.commands import run
 from exgrpo_cli.config import layers, settings
 
-
-@pytest.fixture(autouse=True)
-def empty_folder(tmp_path, monkeypatch):
-    """Commands write under the working directory, and see no GPU."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+pytestmark = pytest.mark.usefixtures("workdir")
 
 
 def test_a_dry_run_prints_a_file_for_config(tmp_path, capsys):

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import python
 from run_leaves import kill_when_saved, metrics
 
 pytestmark = pytest.mark.engines
@@ -102,13 +103,7 @@ def test_evaluation_with_vllm(vllm_backbone: Path, tmp_path: Path) -> None:
     data.write_text("".join(json.dumps({"question": f"{n}+1=?", "answer": n + 1}) + "\n" for n in range(6)))
     options = f"--data {data} --model {vllm_backbone} --samples 3 --max-tokens 24"
     options += f" --output {tmp_path / 'out'} --json --quiet"
-    done = subprocess.run(
-        command("evaluate", *options.split(), "--engine", "vllm"),
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = python("-m", "exgrpo_cli", "evaluate", *options.split(), "--engine", "vllm", check=True, timeout=240)
     result = json.loads(done.stdout)["benchmark"]
     assert (result["questions"], result["k"]) == (6, 3)
     stamp = json.loads(next((tmp_path / "out").rglob("protocol.json")).read_text())

@@ -1,11 +1,9 @@
 """The native decoding step against transformers in float64, and what happens where it cannot be had."""
 
 import ctypes
-import os
 import platform
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import slow_sampler
 import torch
+from processes import python
 from scipy.stats import chisquare
 from slow_sampler import EOS, ONE, PARAMS, VOCAB, build_model, flat, of_config, requests, slowly
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -229,11 +228,8 @@ tests.test_a_beginning_that_prompts_share_is_read_once_and_changes_nothing()
 tests.test_sizes_that_are_no_multiples_of_a_panel(dict(hidden_size=40, num_attention_heads=6, head_dim=20), 33, 70)
 print("all read and written within bounds")
 """
-    environment = os.environ | {"LD_PRELOAD": runtime.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False,
-        env=environment | {"EXGRPO_CACHE": str(tmp_path)},
-    )  # fmt: skip
+    variables = {"LD_PRELOAD": runtime.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0", "EXGRPO_CACHE": str(tmp_path)}
+    done = python("-c", program, variables=variables)
     assert done.stdout.splitlines()[-1:] == ["all read and written within bounds"], done.stderr[-2000:]
 
 

@@ -87,9 +87,8 @@ def test_without_a_model_the_newest_finished_run_is_taken(tmp_path):
     assert choose_model(None, tmp_path).name == "newest"
 
 
-def test_dry_run_names_benchmark_model_and_folder(tmp_path, capsys, monkeypatch):
-    make_run(tmp_path / "runs" / "one")
-    monkeypatch.chdir(tmp_path)
+def test_dry_run_names_benchmark_model_and_folder(workdir, capsys):
+    make_run(workdir / "runs" / "one")
     assert run(["eval", "arithmetic", "aime24", "--samples", "8", "--dry-run", "--json"]) == 0
     shown = capsys.readouterr()
     assert "with one, the newest finished run" in shown.err
@@ -97,7 +96,7 @@ def test_dry_run_names_benchmark_model_and_folder(tmp_path, capsys, monkeypatch)
     aime, arithmetic = (plan["benchmarks"][name] for name in ("aime24", "arithmetic"))
     assert (plan["model"]["name"], aime["folder"], aime["samples"]) == ("one", "results/aime24-one", 8)
     assert arithmetic["temperature"] == 1.0
-    assert not (tmp_path / "results").exists()
+    assert not (workdir / "results").exists()
 
 
 def test_a_model_is_asked_and_answers(small_backbone: Path, capsys: pytest.CaptureFixture[str]) -> None:

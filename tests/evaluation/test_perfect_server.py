@@ -37,10 +37,9 @@ Ask = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def ask(tmp_path, monkeypatch, capsys, pools) -> Iterator[Ask]:
+def ask(workdir, monkeypatch, capsys, pools) -> Iterator[Ask]:
     """`exgrpo evaluate ARGUMENTS --json` of a server that answers each question with what `Known` says."""
     servers: list[Server] = []
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("exgrpo_cli.evaluation.sampling.open_pool", pools)
 
     def evaluate(arguments: Sequence[str], known: Sequence[Known], *, right: bool = True) -> dict[str, Any]:

@@ -2,12 +2,11 @@
 
 import io
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
+from processes import python
 from stored_results import NONE, RIGHT, WRONG, question, record, stamp, stored
 
 from exgrpo_cli.base.errors import InputError
@@ -91,7 +90,7 @@ def test_rescoring_needs_no_model_and_updates_the_stamp(tmp_path):
         f"path = Path({str(path)!r}); print(rescore_folders([path], (), path).results['made']['avg_at_k']);"
         "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python("-c", code, check=True)
     assert done.stdout.split() == ["0.75", "[]"]
     with ResultsFolder.open(path) as folder:
         verdicts = [[sample.verdict for sample in record.samples] for record in folder.records().values()]

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import python
 from random_model import questions_file
 from two_ranks import free_port
 
@@ -79,13 +80,13 @@ def test_two_ranks_hold_one_vllm_engine(tmp_path, vllm_backbone):
         "vllm", "--json",
     ]  # fmt: skip
     arguments += ["--max-tokens", "16", "--output", str(tmp_path / "results")]
-    command = [sys.executable, "-m", "exgrpo_cli", "eval", *arguments, "--tensor-parallel"]
-    finished = subprocess.run([*command, "2"], capture_output=True, text=True, check=False)
+    command = ["-m", "exgrpo_cli", "eval", *arguments, "--tensor-parallel"]
+    finished = python(*command, "2")
     assert finished.returncode == 0, finished.stderr[-3000:]
     result = json.loads(finished.stdout)["sums"]
     assert (result["questions"], result["protocol"]["engine"]["tensor_parallel"]) == (6, 2)
     # Two heads cannot be held by three ranks.
     command[-2] = str(tmp_path / "three")
-    refused = subprocess.run([*command, "3"], capture_output=True, text=True, check=False)
+    refused = python(*command, "3")
     assert refused.returncode == 2
     assert re.search(r"vLLM refuses .*: Total number of attention heads \(2\) must be divisible", refused.stderr)

@@ -1,11 +1,11 @@
 """The asking process reads a model's text in proportion to its length, and nothing that can hang."""
 
 import re
-import subprocess
 import sys
 import tracemalloc
 
 import pytest
+from processes import python
 
 from exgrpo_cli.base import data, types
 from exgrpo_cli.config.sections.run import GradingSettings
@@ -96,7 +96,7 @@ def test_the_notation_of_an_answer_is_not_even_loaded_where_it_is_asked_for() ->
         "import sys; from exgrpo_cli.grading import GradingPool; "
         "print({'notation', 'quantities', 'comparison'} & {name.rpartition('.')[2] for name in sys.modules})"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python("-c", code, check=True)
     assert done.stdout.strip() == "set()"
 
 

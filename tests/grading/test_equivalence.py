@@ -1,10 +1,7 @@
 """Golds against many ways to write them: a table of our own, held against math-verify too, and rewritings at random."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import partial
@@ -17,6 +14,7 @@ from grading_pools import boxed, pool_of
 from grading_table import CASES, written_down
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import python
 
 from exgrpo_cli.base import data, types
 from exgrpo_cli.grading import GradingPool
@@ -52,13 +50,7 @@ def test_where_math_verify_says_otherwise_is_written_down() -> None:
     if version("math-verify") != pinned[1]:
         # Another version in pyproject.toml's range may judge otherwise; the README's line installs the pinned one.
         pytest.skip(f"cases.jsonl says where math-verify {pinned[1]} errs, not {version('math-verify')}")
-    done = subprocess.run(
-        [sys.executable, grading_table.__file__, "--json"],
-        env={**os.environ, "PYTHONHASHSEED": "0"},
-        capture_output=True,
-        check=True,
-        timeout=400,
-    )
+    done = python(grading_table.__file__, "--json", variables={"PYTHONHASHSEED": "0"}, check=True, timeout=400)
     assert written_down() == [tuple(case) for case in json.loads(done.stdout)]
 
 

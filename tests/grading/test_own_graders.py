@@ -42,10 +42,9 @@ def test_unusable_grader_is_refused_before_work_starts(user_graders: str, grader
     assert descendants() == []
 
 
-def test_the_working_directory_hides_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_working_directory_hides_no_module(workdir: Path) -> None:
     for name in ("json", "random", "sympy"):
-        tmp_path.joinpath(f"{name}.py").write_text("raise SystemExit('a script of the user')")
-    monkeypatch.chdir(tmp_path)
+        workdir.joinpath(f"{name}.py").write_text("raise SystemExit('a script of the user')")
     with pool_of() as pool:
         assert pool.grade([boxed("x", "x")]) == [Verdict.CORRECT]
 
@@ -118,14 +117,13 @@ def test_metadata_that_a_verifier_cannot_read_are_refused_in_one_line(metadata: 
     assert len(str(refusal.value)) < 300 and "\n" not in str(refusal.value)
 
 
-def test_a_grader_of_ones_own_gets_the_metadata_it_asks_for(tmp_path, monkeypatch):
-    (tmp_path / "graders_with_metadata.py").write_text(
+def test_a_grader_of_ones_own_gets_the_metadata_it_asks_for(workdir, monkeypatch):
+    (workdir / "graders_with_metadata.py").write_text(
         "def near(gold, text, metadata):\n    return int(text) == metadata.get('target')\n"
         "def plain(gold, text):\n    return gold == text\n"
         "def thought(gold, text, response):\n    return '</think>' in response and '</think>' not in text\n"
     )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(workdir))
     near, plain = (load_own(f"python:graders_with_metadata:{name}") for name in ("near", "plain"))
     thought = load_own("python:graders_with_metadata:thought")
     assert (

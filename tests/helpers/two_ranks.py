@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from processes import python
+
 WORKER = Path(__file__).parent / "rank_worker.py"
 
 
@@ -15,14 +17,8 @@ TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 def two_ranks(job: str, folder: Path, launcher: Sequence[str] = TORCHRUN) -> subprocess.CompletedProcess[str]:
     paths = [str(Path(__file__).parents[2]), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    return subprocess.run(
-        [sys.executable, "-m", *launcher, str(WORKER), job, str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-    )
+    variables = {"PYTHONPATH": os.pathsep.join(paths)}
+    return python("-m", *launcher, WORKER, job, folder, variables=variables, timeout=240)
 
 
 def free_port() -> int:

@@ -1,23 +1,17 @@
 """The benchmark of the buffer runs alone and prints one object."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import python
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "replay.py"
 
 
 @pytest.mark.engines
 def test_small_ledgers_are_built_and_measured() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(BENCHMARK), "--sizes", "1500,3000", "--tokens", "20", "--json"],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    done = python("-W", "error", BENCHMARK, "--sizes", "1500,3000", "--tokens", "20", "--json", check=True)
     shown = json.loads(done.stdout)
     assert [line["trajectories"] for line in shown["ledgers"]] == [1500, 3000]
     # 64 questions hold at least one candidate each.

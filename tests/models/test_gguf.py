@@ -19,11 +19,10 @@ def not_a_gguf(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "MODEL-Q4.GGUF"])
-def test_a_gguf_file_is_a_backbone_by_its_absolute_path(tmp_path, monkeypatch, name):
-    (tmp_path / name).write_bytes(b"GGUF")
-    monkeypatch.chdir(tmp_path)
+def test_a_gguf_file_is_a_backbone_by_its_absolute_path(workdir, name):
+    (workdir / name).write_bytes(b"GGUF")
     config = layers.build_config(backbone=name)
-    assert (config.backbone.name, config.backbone.source) == (name, str(tmp_path / name))
+    assert (config.backbone.name, config.backbone.source) == (name, str(workdir / name))
     assert names.is_gguf(config.backbone.source)
 
 

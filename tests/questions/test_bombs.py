@@ -2,15 +2,13 @@
 
 import gzip
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from processes import python
 from question_sources import tokenizer
 from tokenizers import Regex, decoders, normalizers, processors
 
@@ -94,8 +92,7 @@ def test_a_small_file_of_gigabytes_is_one_line(tmp_path) -> None:
         make(tmp_path / name)
     paths = [str(tmp_path / name) for name in BOMBS]
     bounds = {"EXGRPO_MAX_MB": "16", "EXGRPO_MAX_ROWS": "6e6"}
-    command = [sys.executable, "-c", PROGRAM, *paths]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=500, env=os.environ | bounds)
+    ended = python("-c", PROGRAM, *paths, variables=bounds, timeout=500)
     assert ended.returncode == 0, ended.stderr
     told = [json.loads(line) for line in ended.stdout.splitlines()]
     for path, (code, said, peak_mb), (_, message) in zip(paths, told, BOMBS.values(), strict=True):
@@ -144,9 +141,8 @@ def test_a_prompt_that_is_no_unicode_is_refused() -> None:
         choose_template("chat", tokenizer("{{ '\\ud800' }}"))
 
 
-def test_a_model_folder_with_such_a_tokenizer_is_one_line(tmp_path, monkeypatch, capsys) -> None:
+def test_a_model_folder_with_such_a_tokenizer_is_one_line(workdir, capsys) -> None:
     """The pattern of the second passes on what a folder is tried with, and fails at a question."""
-    monkeypatch.chdir(tmp_path)
     make_tokenizer(max_tokens=512).save_pretrained("model")
     Path("model", "config.json").write_text('{"model_type": "llama"}')
     Path("set.jsonl").write_text(json.dumps({"question": "a" * 200 + "!", "answer": "1"}))

@@ -1,11 +1,10 @@
 """A chat template of a stranger's tokenizer can neither hang the program nor fill a prompt without end."""
 
 import resource
-import subprocess
-import sys
 import time
 
 import pytest
+from processes import python
 from question_sources import tokenizer
 
 from exgrpo_cli.base.bounds import Expired, time_limit
@@ -56,7 +55,7 @@ def test_a_template_that_never_comes_back_ends_the_process() -> None:
     """The power of a power, one call into C code: no exception reaches it."""
     program = "from exgrpo_cli.base import bounds\nbounds.HANG_SECONDS = 1.0\n"
     program += "with bounds.time_limit(0.1):\n    number = 9 ** 9; 9 ** number"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200)
+    ended = python("-c", program, timeout=200)
     assert ended.returncode == 1 and "Timeout (0:00:01.1" in ended.stderr and "line 4 in <module>" in ended.stderr
 
 

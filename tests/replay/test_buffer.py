@@ -187,14 +187,13 @@ def test_what_is_stale_is_measured_again(worlds: Worlds, staleness: int, measure
     assert candidates_of(buffer, "q1").entropy.tolist() == [1.0 if row in measured else 0.5 for row in range(K)]
 
 
-def test_a_draw_of_what_was_not_offered(worlds: Worlds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "sampler_of_mine.py").write_text(
+def test_a_draw_of_what_was_not_offered(worlds: Worlds, workdir: Path) -> None:
+    (workdir / "sampler_of_mine.py").write_text(
         "import numpy as np\n"
         "from exgrpo_cli.replay.by_question import QuestionDraw\n"
         "def greedy(buckets, num, rng):\n"
         "    return QuestionDraw(question_ids=('q9',), probabilities=np.ones(len(buckets)))\n"
     )
-    monkeypatch.chdir(tmp_path)
     buffer = worlds.create(sampler="python:sampler_of_mine:greedy")
     record(buffer, visit("q1", 1))
     with pytest.raises(errors.RunError, match="python:sampler_of_mine:greedy drew question q9, which was not offered"):

@@ -79,11 +79,10 @@ def test_priorities_by_hand(name: str, rewards: list[float], expected: float) ->
     ],
 )
 def test_a_priority_of_ones_own_must_keep_its_promises(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, draw: str, message: str
+    workdir: Path, monkeypatch: pytest.MonkeyPatch, given: str, draw: str, message: str
 ) -> None:
     """At the top priorities may be negative, and -inf is never drawn."""
-    (tmp_path / "weighs.py").write_text(f"def f(units, rng):\n    return {given}\n")
-    monkeypatch.chdir(tmp_path)
+    (workdir / "weighs.py").write_text(f"def f(units, rng):\n    return {given}\n")
     monkeypatch.delitem(sys.modules, "weighs", raising=False)
     rows = {name: np.zeros(4, dtype=kind) for name, kind in ROW.items()}
     place = Append(store="all", priority="python:weighs:f", draw=draw, capacity=9)
@@ -99,11 +98,10 @@ def test_a_priority_of_ones_own_must_keep_its_promises(
         assert drawn() == [0, 2, 3]
 
 
-def test_what_a_function_of_ones_own_raises_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_function_of_ones_own_raises_is_named(workdir: Path) -> None:
     """Setting, function, what it was asked and the line that raised; also where the module itself raises."""
-    (tmp_path / "raises.py").write_text("import numpy\ndef rare(units, rng):\n    return numpy.linalg.inv([[0]])\n")
-    (tmp_path / "broken.py").write_text("def rare(units, rng):\n    return units.k\nlimit = 1 / 0\n")
-    monkeypatch.chdir(tmp_path)
+    (workdir / "raises.py").write_text("import numpy\ndef rare(units, rng):\n    return numpy.linalg.inv([[0]])\n")
+    (workdir / "broken.py").write_text("def rare(units, rng):\n    return units.k\nlimit = 1 / 0\n")
     said = "replay.priority = 'python:raises:rare', asked for the priority of 2 units, raised LinAlgError: "
     with pytest.raises(RunError, match=rf"^{re.escape(said)}.*raises.py, line 3\); mend it$"):
         replay_function("replay.priority", "python:raises:rare")([1, 2], np.random.default_rng(0))

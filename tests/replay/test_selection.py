@@ -62,9 +62,8 @@ def test_metric_must_give_one_finite_score_per_candidate() -> None:
         choose(UNEQUAL, lambda group, rng: np.array([0.0, np.nan, 1.0]), "min", rng)
 
 
-def test_function_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "metric_of_mine.py").write_text("def newest(candidates, rng):\n    return -candidates.trajectory_ids\n")
-    monkeypatch.chdir(tmp_path)
+def test_function_of_the_user(workdir: Path) -> None:
+    (workdir / "metric_of_mine.py").write_text("def newest(candidates, rng):\n    return -candidates.trajectory_ids\n")
     assert choose(UNEQUAL, resolve_metric("python:metric_of_mine:newest"), "min", np.random.default_rng(0)) == [2]
     for name, message in {
         "python:metric_of_mine:oldest": "metric_of_mine has no function oldest; it has newest",

@@ -126,12 +126,9 @@ def test_retired_questions_are_not_drawn_until_they_return(buffer_of: Callable[.
     assert len(take(buffer, 9, 5)) == K
 
 
-def test_powers_of_ones_own_priorities_do_not_overflow(
-    buffer_of: Callable[..., Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_powers_of_ones_own_priorities_do_not_overflow(buffer_of: Callable[..., Store], workdir: Path) -> None:
     """1e200 and 3e200, squared: one to nine."""
-    (tmp_path / "huge.py").write_text("def huge(units, rng):\n    return [1e200, 3e200, 0, 0]\n")
-    monkeypatch.chdir(tmp_path)
+    (workdir / "huge.py").write_text("def huge(units, rng):\n    return [1e200, 3e200, 0, 0]\n")
     buffer = buffer_of(**ROWS, priority="python:huge:huge", exponent=2.0, capacity=9)
     record(buffer, visit(0, [1, 0, 0, 0], 1))
     found = {unit.unit_id: unit.probability for unit in take(buffer, 3, 2)}

@@ -255,10 +255,9 @@ def test_a_refused_partition_and_a_cluster_that_is_not_there_are_one_line(
 
 
 def test_the_table_of_a_configuration_file_is_read_and_checked(
-    tmp_path: Path, cluster: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    workdir: Path, cluster: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / "cluster.toml"
+    file = workdir / "cluster.toml"
     file.write_text(
         '[run]\nsteps = 7\n[slurm]\npartition = "gpu"\ngpus = 4\ncpus = 16\nhours = 2.5\nsetup = ["module load cuda"]\n'
     )

@@ -17,16 +17,14 @@ EVIL = 'from pathlib import Path\n\nPath("was-here").touch()\n\n\ndef score(*giv
 
 
 @pytest.fixture
-def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def foreign(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Somebody's run, with their module beside it in the working folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("EXGRPO_CACHE", str(workdir / "cache"))
     # Each test has a module of this name in a folder of its own.
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "evil", raising=False)
-    (tmp_path / "evil.py").write_text(EVIL)
-    folder = tmp_path / "theirs"
+    (workdir / "evil.py").write_text(EVIL)
+    folder = workdir / "theirs"
     folder.mkdir()
     (folder / "config.toml").write_text(to_toml(build_config(assignments=["grading.grader=python:evil:score"])))
     return folder

@@ -2,14 +2,13 @@
 
 import json
 import shutil
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import python
 from run_leaves import assert_same_run, assert_same_weights, killed, metrics, timeless, train_and_die
 
 from exgrpo_cli.base import errors, reporter
@@ -206,6 +205,6 @@ def test_config_toml_repeats_the_run(small_config, finished_run: Path, tmp_path:
 def test_the_exported_model_answers_as_in_its_card(finished_run: Path) -> None:
     """Run the card's own lines."""
     code = (finished_run / "model" / "README.md").read_text().split("```python\n")[1].split("```")[0]
-    done = subprocess.run([sys.executable, "-c", code], cwd=finished_run, capture_output=True, text=True, check=True)
+    done = python("-c", code, check=True, cwd=finished_run)
     # It draws, and an answer may be empty.
     assert done.stdout and "<think>" not in done.stdout.split("</think>")[-1]

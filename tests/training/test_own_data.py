@@ -19,12 +19,10 @@ from exgrpo_cli.training.run import train
 
 
 @pytest.fixture
-def raw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def raw(workdir: Path) -> Path:
     """40 own questions as JSON lines, in the working folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     rows = [{"question": f"How much is {number} + {number}?", "answer": str(2 * number)} for number in range(40)]
-    return write(tmp_path / "mine.jsonl", *rows)
+    return write(workdir / "mine.jsonl", *rows)
 
 
 def of(data: Path | str, heldout: str | None = None) -> dict[str, dict[str, str]]:

@@ -34,10 +34,9 @@ FEW = ("data.heldout=none", "run.steps=4", "run.samples_per_step=8", "replay.sta
 
 
 @pytest.fixture(autouse=True)
-def graders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_rewards.py").write_text(GRADERS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+def graders(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (workdir / "my_rewards.py").write_text(GRADERS)
+    monkeypatch.syspath_prepend(str(workdir))
 
 
 def test_rewards_train_what_is_correct_is_stored_and_parts_are_told(small_config, tmp_path: Path) -> None:

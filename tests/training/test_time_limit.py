@@ -1,12 +1,11 @@
 """Limits of a run: its budget, the time of a process, which saves before it is over, and of a phase, which may hang."""
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from processes import python
 from run_leaves import metrics
 
 from exgrpo_cli.base import errors, reporter
@@ -57,9 +56,8 @@ def test_a_limit_is_near_when_the_longest_step_and_a_checkpoint_would_not_fit(mo
 
 @pytest.mark.engines
 @pytest.mark.parametrize("by", ["--time-limit", "Slurm"])
-def test_a_run_near_its_limit_saves_stops_and_goes_on(by, small_config, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "settings.toml").write_text(settings.to_toml(small_config("run.steps=3", "run.save_every=3")))
+def test_a_run_near_its_limit_saves_stops_and_goes_on(by, small_config, workdir, monkeypatch, capsys):
+    (workdir / "settings.toml").write_text(settings.to_toml(small_config("run.steps=3", "run.save_every=3")))
     started = ["train", "--quiet", "--config", "settings.toml", "--output", "run"]
     assert run([*started, "--time-limit", "soon"]) == 2
     assert "--time-limit 'soon' is no length of time" in capsys.readouterr().err
@@ -71,9 +69,9 @@ def test_a_run_near_its_limit_saves_stops_and_goes_on(by, small_config, tmp_path
         monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 90))
     assert run([*started, *(["--time-limit", "90s"] if by == "--time-limit" else [])]) == 130
     assert "the time limit is near: stopped after step 1 of 3, state saved" in capsys.readouterr().err
-    assert (tmp_path / "run" / "checkpoints" / "latest").read_text().strip() == "step-000001"
+    assert (workdir / "run" / "checkpoints" / "latest").read_text().strip() == "step-000001"
     assert run(["train", "--quiet", "--resume", "--output", "run", "--time-limit", "1d"]) == 0
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 3
+    assert json.loads((workdir / "run" / "summary.json").read_text())["steps"] == 3
 
 
 def test_a_checkpoint_is_due_by_time_too(small_config, tmp_path):
@@ -92,9 +90,8 @@ def test_a_phase_that_never_ends_stops_the_run_with_its_name_and_stacks(small_co
     (tmp_path / "hanging.py").write_text("import time\n\ndef metric(candidates, rng):\n    time.sleep(600)\n")
     hanging = ("replay.metric=python:hanging:metric", "replay.start_threshold=0", "run.phase_timeout=0.3")
     (tmp_path / "settings.toml").write_text(settings.to_toml(small_config(*hanging, "run.steps=9")))
-    command = [sys.executable, "-m", "exgrpo_cli", "train", "--quiet", "--allow-code"]
-    command += ["--config", "settings.toml", "--output", "run"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250)
+    command = ["train", "--quiet", "--allow-code", "--config", "settings.toml", "--output", "run"]
+    ended = python("-m", "exgrpo_cli", *command, cwd=tmp_path, timeout=250)
     assert ended.returncode == 1 and "exgrpo: rank 0 has been in phase 'replay' for" in ended.stderr
     assert "hanging.py" in (tmp_path / "run" / "stacks" / "rank-0.txt").read_text()
 
