@@ -104,15 +104,6 @@ def test_what_stops_a_run_ends_the_check(monkeypatch: pytest.MonkeyPatch, capsys
     assert "out of memory in rollouts of step 1: tried to allocate 2.00 GiB" in capsys.readouterr().err
 
 
-def test_what_cannot_be_checked_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["train", "--check", "--backbone", "no-one/no-model", "--device", "cpu"]) == 2
-    assert "the shape of backbone 'no-one/no-model' is not known here" in capsys.readouterr().err
-    assert run(["train", "--check", "--dry-run", *SMALL]) == 2
-    assert "--check measures two steps, --dry-run starts nothing: leave one of them out." in capsys.readouterr().err
-    assert run(["train", "--check", "--data", "nope.jsonl", *SMALL]) == 2
-    assert "nope.jsonl does not exist" in capsys.readouterr().err
-
-
 def test_attention_that_a_model_names_on_the_hub_is_not_fetched(tmp_path, capsys) -> None:
     """A kernel of the hub is code; transformers would ask for it where a configuration names one."""
     config = json.loads((save_random_model(tmp_path / "theirs") / "config.json").read_text())

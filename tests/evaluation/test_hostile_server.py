@@ -129,15 +129,6 @@ def test_a_key_in_the_path_of_an_address_is_neither_stored_nor_shown(serve, tmp_
     assert not [path for path in output.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
 
 
-NO_ADDRESSES = "http://|http://127.0.0.1:abc|http://exa mple|http://[::1|http://a:99999|gopher://a|http://a\x1b|"
-
-
-@pytest.mark.parametrize("url", NO_ADDRESSES.split("|"))
-def test_what_is_no_address_is_refused_at_once(url, capsys):
-    assert run(["evaluate", "arithmetic", "--endpoint", url, "--model", "m"]) == 2
-    assert "is no address: it begins with http:// or https://" in capsys.readouterr().err
-
-
 def test_a_key_that_no_header_can_hold_is_refused_unshown(monkeypatch, capsys):
     monkeypatch.setenv("OPENAI_API_KEY", f"{KEY}\x07more")
     assert run(["evaluate", "arithmetic", "--endpoint", "http://127.0.0.1:9", "--model", "m", "--debug"]) == 2

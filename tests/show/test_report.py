@@ -241,13 +241,7 @@ def test_a_study_is_compared_on_its_page(study: Path, capsys: pytest.CaptureFixt
     (study / "study.json").unlink()
 
 
-def test_what_is_neither_a_run_nor_a_study_is_one_line(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert exgrpo(["report", str(tmp_path)]) == 2
-    assert "is neither a run (no config.toml) nor a study" in capsys.readouterr().err
-    assert exgrpo(["report", str(tmp_path / "nowhere")]) == 2
-    assert "is neither a run" in capsys.readouterr().err
+def test_a_page_that_cannot_be_written_is_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert exgrpo(["report", str(run), "--output", "/dev/null/page.html"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and "cannot be written" in err

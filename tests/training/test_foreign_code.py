@@ -161,23 +161,3 @@ def test_setup_of_a_job_is_let_through_where_it_is_allowed(foreign, tmp_path, ca
     command = ["train", "--launcher", "slurm", "--config", "s.toml", "--dry-run", "--output", "o", "--allow-code"]
     assert run(command) == 0
     assert "\nx\n" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("run.steps=3\nrun.seed=1", "holds more than one value"),
-        ("run.steps=3\r\nrun.seed=1", "holds more than one value"),
-        ("run.steps=3\n[optim]\nbeta1=0.5", "holds more than one value"),
-        ("run.method=a\nb", "holds more than one value"),
-        ("replay.metric=ent\nx", "holds more than one value"),
-        ("run.steps=" + "9" * 5000, "a number that no setting has"),
-        ("run.steps=0x" + "f" * 5000, "thousands of digits is out of range"),
-        ("run.log=" + "[" * 5000, "too deep"),
-        ("run.steps=1" + "0" * 30, "out of range"),
-    ],
-)
-def test_one_set_has_one_value_of_one_size(text, said, capsys) -> None:
-    assert run(["train", "--set", text, "--dry-run"]) == 2
-    err = capsys.readouterr().err
-    assert said in err and len(err) < 500

@@ -145,22 +145,10 @@ def test_start_and_held_out_questions_follow_the_source(source):
     assert layers.build_config(assignments=[f"data.train={source}", "tiny.task=arithmetic"]).tiny.task == "arithmetic"
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["countdown.levels=[2]"], r"countdown\.levels = \(2,\) is out of range: use levels from 3 to 6"),
-        *(
-            ([f"word_problems.levels={levels}"], r"word_problems\.levels = .*levels from 1 to 4, each once")
-            for levels in ("[]", "[0]", "[5]", "[2, 2]")
-        ),
-        (["modular.modulus=1"], r"modular\.modulus = 1 is out of range: use a number from 2 to 99"),
-        (["tiny.task=sums"], r"tiny\.task = 'sums'"),
-        (["modular.num_train=900", "modular.levels=[2]"], r"Sums of level 2 run out at \d+ of the 900 asked for: ask"),
-    ],
-)
-def test_what_cannot_be_made_is_refused_in_one_line(settings, message):
-    with pytest.raises(errors.InputError, match=message):
-        make_split("modular", layers.build_config(assignments=settings))
+def test_what_cannot_be_made_is_refused_in_one_line():
+    config = layers.build_config(assignments=["modular.num_train=900", "modular.levels=[2]"])
+    with pytest.raises(errors.InputError, match=r"Sums of level 2 run out at \d+ of the 900 asked for: ask"):
+        make_split("modular", config)
 
 
 @pytest.mark.parametrize("num_heldout", [20, pytest.param(200, marks=pytest.mark.slow)])

@@ -92,8 +92,3 @@ def test_a_run_goes_on_with_the_log_probs_it_began_with(small_config: Callable[.
 def test_the_sampler_stands_for_the_trainer_where_both_compute_alike(settings, source, small_config) -> None:
     """The same weights in float32; `config.toml` names the choice."""
     assert settle.settle(small_config(*settings), survey.survey_machine())[0].rollout.logprobs == source
-
-
-def test_only_an_engine_that_tells_entropies_can_stand_for_the_trainer(small_config: Callable[..., Config]) -> None:
-    with pytest.raises(errors.InputError, match=r"rollout.logprobs = 'sampler' contradicts rollout.engine = 'vllm'"):
-        small_config("rollout.logprobs=sampler", "rollout.engine=vllm")
