@@ -100,37 +100,17 @@ def run(arguments: list[str], commands: typer.Typer = app) -> int:
         end = "" if message.endswith("?") else "."
         talk(f"exgrpo: {message}{end} See `{_help_line(arguments)}`.")
         return error.exit_code
-    except errors.ExgrpoError as error:
-        return _report(arguments, error, f"exgrpo: {_one_line(str(error))}", error.exit_code)
-    except KeyboardInterrupt as error:
-        return _report(arguments, error, "exgrpo: interrupted.", errors.EXIT_INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output left, as `| head` does. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return errors.EXIT_STOPPED
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            line = f"exgrpo: {errors.shown(str(error.filename))} is longer than a name may be: choose a shorter one."
-            return _report(arguments, error, line, errors.EXIT_REFUSED)
-        where = f"{error.filename}: " if error.filename else ""
-        return _report(arguments, error, f"exgrpo: {where}{error.strerror or error}.", errors.EXIT_STOPPED)
     except BaseException as error:
-        said = _one_line(str(error))
-        if errors.is_exhaustion(error):
-            line = (
-                f"exgrpo: the system gave no more memory or threads ({said or type(error).__name__}): "
-                "free some, raise a limit (ulimit -v, -u), or use less. What was saved is whole."
-            )
-            return _report(arguments, error, line, errors.EXIT_STOPPED)
-        if "(os error " in str(error):
-            # So safetensors and tokenizers name what the system refused them, the room on a disk above all.
-            line = f"exgrpo: {said}: make room, or choose another place. What was saved is whole."
-            return _report(arguments, error, line, errors.EXIT_STOPPED)
-        if not isinstance(error, Exception):
+        if (told := _told(error)) is None:
             raise
-        # The one handler of what nobody foresaw: a line, not a traceback.
-        line = f"exgrpo: unexpected {type(error).__name__}: {said} Run again with --debug to see where."
-        return _report(arguments, error, line, errors.EXIT_STOPPED)
+        if "--debug" in arguments:
+            talk("".join(traceback.format_exception(error)).rstrip())
+        talk(f"exgrpo: {told[0]}")
+        return told[1]
     if code == errors.EXIT_INTERRUPTED:
         # Typer turns a Ctrl-C inside a command into this code.
         talk("exgrpo: interrupted.")
@@ -150,11 +130,30 @@ def _warnings_as_lines(*, quiet: bool, debug: bool) -> Iterator[None]:
         yield
 
 
-def _report(arguments: Sequence[str], error: BaseException, line: str, exit_code: int) -> int:
-    if "--debug" in arguments:
-        talk("".join(traceback.format_exception(error)).rstrip())
-    talk(line)
-    return exit_code
+def _told(error: BaseException) -> tuple[str, int] | None:
+    """The line for an error and the exit code; None for what ends a program without being an error."""
+    said = _one_line(str(error))
+    if isinstance(error, errors.ExgrpoError):
+        return said, error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted.", errors.EXIT_INTERRUPTED
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        name = errors.shown(str(error.filename))
+        return f"{name} is longer than a name may be: choose a shorter one.", errors.EXIT_REFUSED
+    if isinstance(error, OSError):
+        said = f"{error.filename}: " * bool(error.filename) + f"{error.strerror or error}."
+    elif errors.is_exhaustion(error):
+        remedy = "free some, raise a limit (ulimit -v, -u), or use less. What was saved is whole."
+        said = f"the system gave no more memory or threads ({said or type(error).__name__}): {remedy}"
+    elif "(os error " in said:
+        # So safetensors and tokenizers name what the system refused them, the room on a disk above all.
+        said += ": make room, or choose another place. What was saved is whole."
+    elif not isinstance(error, Exception):
+        return None
+    else:
+        # What nobody foresaw: a line, not a traceback.
+        said = f"unexpected {type(error).__name__}: {said} Run again with --debug to see where."
+    return said, errors.EXIT_STOPPED
 
 
 def _unknown_option(error: TyperException) -> str:
