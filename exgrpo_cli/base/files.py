@@ -167,10 +167,7 @@ def drop_torn_line(path: Path) -> None:
 
 
 def last_json_line(path: Path) -> dict[str, Any] | None:
-    """The last whole line of a growing file of JSON lines, read from its end; None while there is none.
-
-    Raises InputError where it is no JSON.
-    """
+    """The last whole line of a growing file of JSON lines that is an object, read from its end; None without one."""
     if not path.is_file():
         return None
     with path.open("rb") as file:
