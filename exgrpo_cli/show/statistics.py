@@ -168,11 +168,9 @@ def plot_folders(reports: Mapping[str, Numbers], output: Path | None) -> list[Pa
     return folders
 
 
-def save_reports(reports: Mapping[str, Numbers], folders: Sequence[Path]) -> list[Path]:
+def save_reports(reports: Mapping[str, Numbers], folders: Sequence[Path]) -> None:
     """All figures of every run into its folder, and of several runs one that compares them into the first."""
-    paths: list[Path] = []
     for told, folder in zip(reports.values(), folders, strict=True):
-        paths += _saved(itertools.chain(training_figures(Path(told["run"])), replay_figures(told)), folder)
+        _saved(itertools.chain(training_figures(Path(told["run"])), replay_figures(told)), folder)
     if len(reports) > 1 and (compared := figures.buffers_compared(reports)):
-        paths += save(compared, folders[0], "replay-comparison")
-    return paths
+        save(compared, folders[0], "replay-comparison")

@@ -284,15 +284,12 @@ def endpoint_named(name: str) -> Endpoint:
 
 
 def told_endpoints(results: Results) -> dict[str, Endpoint]:
-    """All that these runs may tell, by name: those of every study, of further temperatures, and pass@k."""
+    """All that these runs may tell, by name: those of every study, of further temperatures, and pass@k at k = 2, 4, ...
+    up to the fewest responses that a question was given in any of the runs."""
     names = {f"{name}@{at}" for result in results.values() for at in result.after_at for name in OF_ANSWERS}
-    return {**ENDPOINTS, **{name: endpoint_named(name) for name in sorted(names)}, **coverage_endpoints(results)}
-
-
-def coverage_endpoints(results: Results) -> dict[str, Endpoint]:
-    """pass@k at k = 2, 4, ... up to the fewest responses that a question was given in any of the runs."""
     ks = pass_at_ks(min(run.samples for run in results.values()))
-    return {f"pass@{k}": Endpoint(f"held-out pass@{k}", partial(pass_at, k)) for k in ks if k > 1}
+    coverage = {f"pass@{k}": Endpoint(f"held-out pass@{k}", partial(pass_at, k)) for k in ks if k > 1}
+    return {**ENDPOINTS, **{name: endpoint_named(name) for name in sorted(names)}, **coverage}
 
 
 def values_of(endpoint: Endpoint, results: Results) -> dict[int, float]:

@@ -37,14 +37,12 @@ class RunStart:
     def line(self) -> str:
         """The line that comes before anything slow."""
         config = self.config
-        saved = max(complete_steps(self.folder / "checkpoints"), default=0) if self.resume else 0
-        what = f"training {config.backbone.name} by {config.run.method} in {self.folder}"
-        if self.resume:
-            what = (
-                f"going on with {self.folder} after step {saved}"
-                if saved
-                else f"beginning {self.folder} anew: it has no checkpoint"
-            )
+        if not self.resume:
+            what = f"training {config.backbone.name} by {config.run.method} in {self.folder}"
+        elif saved := complete_steps(self.folder / "checkpoints"):
+            what = f"going on with {self.folder} after step {saved[-1]}"
+        else:
+            what = f"beginning {self.folder} anew: it has no checkpoint"
         code = [f"; {name} = {value} from {origin(name, value)}" for name, value in named_functions(config).items()]
         return f"exgrpo: {what}, {config.run.steps} steps{''.join(code)}"
 
