@@ -32,7 +32,7 @@ class TrainingRow:
     """Fixed factors of the advantage, token by token: where the sampler's distribution was not pi_old, and 0 where M2PO
     masks; None is 1."""
     rollout: Rollout | None = None
-    """What the generator told of a fresh row."""
+    """The generator's rollout behind a fresh row, with its own log-probs and entropies."""
     left_out: bool = False
     """Dealt into a mini-batch like the others, so that they stay where they are, and then dropped."""
 

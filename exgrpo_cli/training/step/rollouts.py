@@ -26,8 +26,8 @@ Begun = dict[tuple[str, int], tuple[str, Callable[[], types.Grade]]]
 """Text and what waits for the grade of each rollout that this rank has sampled to its end, by question and member."""
 Tell = Callable[[int], None] | None
 CHECKED_ONE_IN = 16
-"""Where `rollout.logprobs = "sampler"` and stored rows train before fresh ones do, the trainer scores one rollout in so
-many, to see that both agree."""
+"""Rollouts of which the trainer scores one, to see that it agrees with `rollout.logprobs = "sampler"`, where stored
+rows train before fresh ones do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -289,8 +289,8 @@ def compares_in_update(config: Config) -> bool:
 def compare(
     parts: Parts, state: RunState, pairs: Sequence[tuple[types.Rollout, types.TokenScores]]
 ) -> tuple[dict[str, float | int], list[str]]:
-    """How far the engine's log-probs and entropies of rollouts are from the trainer's, and a word where that is near
-    its bound. Raises RunError beyond it."""
+    """Distances of the engine's log-probs and entropies of rollouts from the trainer's, and a word where these are near
+    their bound. Raises RunError beyond it."""
     scores = [score for _, score in pairs]
     gap = score_gaps([own for own, _ in pairs], scores)
     return gap, watch_gap(parts, state, gap, scores) if scores else []
