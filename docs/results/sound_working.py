@@ -1,11 +1,13 @@
 """Of right answers to word problems of level 1: is the asked operation done on the asked numbers, and what tells it.
 
-Run as `.venv/bin/python docs/results/sound_working.py RUN...` on runs of `smollm2-135m` with a ledger. A right
-answer is *sound* where one of its equations is the one that the question asks for and none of them is wrong. For low
-entropy, short responses and high log-prob: the share of pairs of a sound and an unsound right answer to one question in
-which the sound one has less of it (AUC within questions, ties count half).
+Run as `.venv/bin/python docs/results/sound_working.py RUN...` on runs of `smollm2-135m` with a ledger: a line of JSON
+of each; on a file of such lines (`*.jsonl`): by predictor the mean over its runs, and what entropy has over its
+rivals. A right answer is *sound* where one of its equations is the one that the question asks for and none of them is
+wrong. For low entropy, short responses and high log-prob: the share of pairs of a sound and an unsound right answer to
+one question in which the sound one has less of it (AUC within questions, ties count half).
 """
 
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -78,15 +80,21 @@ def judged(run: Path) -> dict[str, Any]:
     return {"right": len(rows), "sound": int(sound.sum())} | found
 
 
-def main(runs: Sequence[str]) -> None:
-    """Print each run, and each predictor's mean over the runs that have sound and unsound answers to a question."""
-    found = {run: judged(Path(run)) for run in runs}
-    for run, told in found.items():
-        print(run, *(f"{name} {value if value is None else round(value, 3)}" for name, value in told.items()))
-    for name in PREDICTORS:
-        if len(values := [told[name] for told in found.values() if told[name] is not None]) > 1:
-            over = t_interval(values, bounds=(0.0, 1.0))
-            print(f"low {name}: {over.mean:.3f} [{over.low:.3f}, {over.high:.3f}] over {len(values)} runs")
+def main(places: Sequence[str]) -> None:
+    """Print a line of each run, and by predictor the mean over the runs of a file that have pairs to compare."""
+    for place in map(Path, places):
+        if place.suffix != ".jsonl":
+            print(json.dumps({"run": f"{place.parent.name}/{place.name}"} | judged(place)))
+            continue
+        found = [json.loads(line) for line in place.read_text().splitlines()]
+        print(f"{len(found)} runs, {sum(each['right'] for each in found)} right answers", end=", ")
+        print(f"{sum(each['sound'] for each in found)} of them sound")
+        known = np.array([[each[name] for name in PREDICTORS] for each in found if each["entropy"] is not None])
+        for index, name in enumerate(PREDICTORS):
+            over = t_interval(list(known[:, index]), bounds=(0.0, 1.0))
+            ahead = t_interval(list(known[:, 0] - known[:, index]))
+            print(f"low {name}: {over.mean:.3f} [{over.low:.3f}, {over.high:.3f}]", end="; ")
+            print(f"entropy less it {ahead.mean:+.3f} [{ahead.low:.3f}, {ahead.high:.3f}]")
 
 
 if __name__ == "__main__":
