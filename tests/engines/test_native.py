@@ -150,7 +150,7 @@ def test_a_policy_that_diverged_is_named(from_the_start: bool, monkeypatch) -> N
         weight.detach()[0, 0] = torch.nan
     else:
         packed = native.packed
-        monkeypatch.setattr(native, "packed", lambda *given: packed(*given).fill_(torch.nan))
+        monkeypatch.setattr(native, "packed", lambda *given, **more: packed(*given, **more).fill_(torch.nan))
     with pytest.raises(errors.RunError, match=r"logits are NaN.*lower optim\.learning_rate"):
         generator.generate(requests(), PARAMS)
 

@@ -20,9 +20,10 @@ constexpr int LANES = 8, TILE = 6;
 #else
 constexpr int LANES = 4, TILE = 6;
 #endif
-constexpr int PANEL = 32, PAIR = 2 * LANES;
+constexpr int PANEL = 32;
+constexpr int64_t DEPTH = 8 * LANES;     // inputs of a stretch of a panel, which stays in the first cache: 8 or 16 KB
 constexpr int64_t LOGITS = 1 << 22;      // of one pass over the head, unless fewer than LEAST_ROWS rows would go in
-constexpr int64_t LEAST_ROWS = 48, UNIT_ROWS = 64;
+constexpr int64_t LEAST_ROWS = 48, UNIT_ROWS = 64, BLOCK_ROWS = 4 * TILE;
 constexpr float LOWEST = -87.0f;         // e to this is the least normal number; below it is 0
 constexpr double LEAST_LOGPROB = -1e4;   // of a token that is never drawn, as an entropy counts it
 
@@ -54,26 +55,27 @@ struct Row {  // pages of the prompts' common beginning and of the rest of the r
 static int64_t panels(int64_t columns) { return (columns + PANEL - 1) / PANEL; }
 static int64_t padded(int64_t columns) { return panels(columns) * PANEL; }
 
-// Sums of M rows with one panel, on top of `out` where `add`: two vectors of columns at a time, all that registers hold.
+// Sums of M rows with one panel, on top of `out` where `add`: as many columns at a time as registers hold.
 template <int M>
 static void tile(const float* rows, int64_t stride, const float* panel, int64_t depth, float* out, bool add) {
-  for (int at = 0; at < PANEL; at += PAIR) {
-    Vector sums[M][2];
+  constexpr int WIDE = M <= 3 ? std::min(4, PANEL / LANES) : 2;  // few rows alone would wait for their own sums
+  for (int at = 0; at < PANEL; at += WIDE * LANES) {
+    Vector sums[M][WIDE];
     for (int m = 0; m < M; ++m)
-      for (int v = 0; v < 2; ++v) sums[m][v] = add ? load(out + m * PANEL + at + v * LANES) : Vector{};
+      for (int v = 0; v < WIDE; ++v) sums[m][v] = add ? load(out + m * PANEL + at + v * LANES) : Vector{};
     const float* weights = panel + at;
     for (int64_t k = 0; k < depth; ++k, weights += PANEL) {
-      const Vector left = load(weights), right = load(weights + LANES);
-      // The next panel: a layer's weights come from memory, once a step.
-      __builtin_prefetch(weights + depth * PANEL, 0, 2);
-      __builtin_prefetch(weights + depth * PANEL + LANES, 0, 2);
-      for (int m = 0; m < M; ++m) {
-        sums[m][0] += rows[m * stride + k] * left;
-        sums[m][1] += rows[m * stride + k] * right;
+      Vector columns[WIDE];
+      for (int v = 0; v < WIDE; ++v) {
+        columns[v] = load(weights + v * LANES);
+        // What comes next: a layer's weights come from memory, once a step.
+        __builtin_prefetch(weights + depth * PANEL + v * LANES, 0, 2);
       }
+      for (int m = 0; m < M; ++m)
+        for (int v = 0; v < WIDE; ++v) sums[m][v] += rows[m * stride + k] * columns[v];
     }
     for (int m = 0; m < M; ++m)
-      for (int v = 0; v < 2; ++v) store(out + m * PANEL + at + v * LANES, sums[m][v]);
+      for (int v = 0; v < WIDE; ++v) store(out + m * PANEL + at + v * LANES, sums[m][v]);
   }
 }
 
@@ -83,12 +85,15 @@ static Tile chosen(int64_t count, std::integer_sequence<int, M...>) {
   static constexpr Tile all[] = {tile<M + 1>...};
   return all[count - 1];
 }
-// Products of any number of rows with a panel, to out[row][32].
+// Products of any number of rows with a panel, to out[row][32]: a stretch of it after the other, which all rows meet in
+// the first cache.
 static void multiply(const float* rows, int64_t count, int64_t stride, const float* panel, int64_t depth, float* out,
                      bool add) {
-  for (int64_t at = 0; at < count; at += TILE)
-    chosen(std::min<int64_t>(TILE, count - at), std::make_integer_sequence<int, TILE>())(
-        rows + at * stride, stride, panel, depth, out + at * PANEL, add);
+  for (int64_t start = 0; start < depth; start += DEPTH)
+    for (int64_t at = 0; at < count; at += TILE)
+      chosen(std::min<int64_t>(TILE, count - at), std::make_integer_sequence<int, TILE>())(
+          rows + at * stride + start, stride, panel + start * PANEL, std::min(DEPTH, depth - start), out + at * PANEL,
+          add || start);
 }
 
 // e^x for x <= 88: 2^n e^r with |r| <= ln(2) / 2, of e^r the Taylor series to r^7, whose rest is 5e-9.
@@ -136,9 +141,9 @@ static void product(const float* rows, int64_t count, int64_t stride, const floa
                     int64_t columns, const float* bias, float* out, int64_t out_stride, After after, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
   for (int64_t p = 0; p < panels(columns); ++p) {
-    float sums[TILE * PANEL];
-    for (int64_t at = 0; at < count; at += TILE) {
-      const int64_t many = std::min<int64_t>(TILE, count - at);
+    float sums[BLOCK_ROWS * PANEL];
+    for (int64_t at = 0; at < count; at += BLOCK_ROWS) {
+      const int64_t many = std::min<int64_t>(BLOCK_ROWS, count - at);
       multiply(rows + at * stride, many, stride, packed + p * depth * PANEL, depth, sums, false);
       for (int64_t m = 0; m < many; ++m) {
         const float* from = sums + m * PANEL;
@@ -364,4 +369,15 @@ extern "C" void decode_step(const Model* model, int64_t count, Row* rows, const 
     }
   }
   for (int64_t r = 0; r < count; ++r) ++rows[r].own_tokens;
+}
+
+// Lay weight[outs][ins] into panels from row `first` on: with 16 `lanes` a panel, 16 to each side, the second at `offset`.
+extern "C" void pack(const float* weight, int64_t outs, int64_t ins, int64_t first, int64_t lanes, int64_t offset, float* to) {
+  constexpr int64_t SQUARE = 32;  // what is read and written at a time stays in the cache
+  for (int64_t row = 0; row < outs; row += SQUARE)
+    for (int64_t start = 0; start < ins; start += SQUARE)
+      for (int64_t r = row; r < std::min(outs, row + SQUARE); ++r) {
+        float* panel = to + (first + r) / lanes * ins * PANEL + (first + r) % lanes + offset;
+        for (int64_t k = start; k < std::min(ins, start + SQUARE); ++k) panel[k * PANEL] = weight[r * ins + k];
+      }
 }

@@ -157,13 +157,13 @@ class NativeModel:
             qkv = [getattr(attention, f"{name}_proj") for name in "qkv"]
             found = {
                 "attention_norm": layer.input_layernorm.weight,
-                "qkv": packed([_factor(each) for each in qkv]),
+                "qkv": packed(library, [_factor(each) for each in qkv]),
                 "query_norm": attention.q_norm.weight if hasattr(attention, "q_norm") else None,
                 "key_norm": attention.k_norm.weight if hasattr(attention, "k_norm") else None,
-                "output": packed([_factor(attention.o_proj)]),
+                "output": packed(library, [_factor(attention.o_proj)]),
                 "ffn_norm": layer.post_attention_layernorm.weight,
-                "gate_up": packed([_factor(mlp.gate_proj), _factor(mlp.up_proj)], PANEL // 2),
-                "down": packed([_factor(mlp.down_proj)]),
+                "gate_up": packed(library, [_factor(mlp.gate_proj), _factor(mlp.up_proj)], beside=True),
+                "down": packed(library, [_factor(mlp.down_proj)]),
             }
             if qkv[0].bias is not None:
                 bias = torch.cat([each.bias for each in qkv])
@@ -180,7 +180,7 @@ class NativeModel:
             vocab=parts.head.weight.shape[0], threads=torch.get_num_threads(), epsilon=config.rms_norm_eps,
             scaling=body.layers[0].self_attn.scaling, layer=layers,
             embedding=self._address(model.get_input_embeddings().weight),
-            norm=self._address(body.norm.weight), head=self._address(packed([parts.head.weight])),
+            norm=self._address(body.norm.weight), head=self._address(packed(library, [parts.head.weight])),
             cosines=self._address(cosines), sines=self._address(sines),
         )  # fmt: skip
 
@@ -195,11 +195,17 @@ def _factor(linear: nn.Linear) -> Tensor:
     return linear.weight.bfloat16().float() if isinstance(linear, RoundedLinear) else linear.weight
 
 
-def packed(weights: Sequence[Tensor], lanes: int = PANEL) -> Float[Tensor, "panels ins 32"]:
-    """Panels of the weights one below the other; with fewer `lanes`, side by side in each panel."""
-    below = weights if lanes < PANEL else [torch.cat(list(weights))]
-    sides = [F.pad(each, (0, 0, 0, -len(each) % lanes)).unflatten(0, (-1, lanes)) for each in below]
-    return torch.cat(sides, 1).transpose(1, 2).contiguous().detach()
+def packed(library: ctypes.CDLL, weights: Sequence[Tensor], *, beside: bool = False) -> Float[Tensor, "panels ins 32"]:
+    """Panels of the weights one below the other, or of two of one size side by side in each panel."""
+    lanes, ins = (PANEL // 2 if beside else PANEL), weights[0].shape[1]
+    outs = len(weights[0]) if beside else sum(map(len, weights))
+    # numpy asks for huge pages: they are there sooner, and read faster.
+    panels, first = torch.from_numpy(np.zeros((-(-outs // lanes), ins, PANEL), dtype=np.float32)), 0
+    for number, each in enumerate(each.detach().contiguous() for each in weights):
+        sizes = len(each), ins, *((0, lanes, number * lanes) if beside else (first, lanes, 0))
+        library.pack(ctypes.c_void_p(each.data_ptr()), *map(ctypes.c_int64, sizes), ctypes.c_void_p(panels.data_ptr()))
+        first += len(each)
+    return panels
 
 
 class NativeDecoder:
