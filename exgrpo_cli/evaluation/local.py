@@ -4,12 +4,16 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from jaxtyping import Int32
 
+from exgrpo_cli.base import files
+from exgrpo_cli.base.cache import cached_folder
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import Message, Question, Rollout, RolloutRequest, SamplingParams
 from exgrpo_cli.base.versions import installed_version
@@ -48,6 +52,25 @@ def from_generator(generator: Generator, decode: Decode, prompt_ids: Mapping[str
         generator.generate(rollouts, params, on_finished=hand_over)
 
     return respond
+
+
+def asked_once(respond: Respond, folder: Path, key: Mapping[str, object]) -> Respond:
+    """`respond` for the first who asks; whoever asks the same with the same `key` later gets those answers again, from
+    `folder`. A second process that asks meanwhile waits."""
+
+    def ask(requests: Sequence[tuple[str, tuple[int, ...]]], params: SamplingParams, on_response: OnResponse) -> None:
+        def build(place: Path) -> None:
+            sampled: list[tuple[int, int, Response]] = []
+            respond(requests, params, lambda *answer: sampled.append(answer))
+            files.write_text(place / "answers.json", msgspec.json.encode(sampled).decode())
+
+        whole = {**key, "requests": requests, "params": asdict(params)}
+        built = cached_folder(name="answers", key=whole, build=build, cache_dir=folder)
+        answers = msgspec.json.decode((built / "answers.json").read_bytes(), type=list[tuple[int, int, Response]])
+        for answer in answers:
+            on_response(*answer)
+
+    return ask
 
 
 class LocalModel:

@@ -83,7 +83,8 @@ def train_as_rank(settings: Path, folder: Path, *, resume: bool) -> int:
     with ranks.together():
         reporter = PlainReporter(PrintableConsole(stderr=True, width=160))
         config = asked_config(settings, folder, resume=resume)
-        train(config, folder, resume=resume, reporter=reporter, ranks=ranks)
+        starts = folder.parents[1] / "starts"
+        train(config, folder, resume=resume, reporter=reporter, ranks=ranks, starts=starts)
     return 0
 
 

@@ -10,14 +10,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
 
+from exgrpo_cli.base import versions
 from exgrpo_cli.base.reporter import answer_rows
 from exgrpo_cli.base.types import AnswerFormat, Question, Rollout, SamplingParams, StopReason, TokenScores, Verdict
 from exgrpo_cli.engines.generators import local_generator
+from exgrpo_cli.engines.lora import fingerprint
 from exgrpo_cli.engines.policy.policy import UpdateReport
 from exgrpo_cli.evaluation import local, sampling
 from exgrpo_cli.grading import GradingPool
@@ -306,7 +309,8 @@ def ask(
     """Ask the current weights (`answered`) and keep how often each question was answered correctly."""
     with run.timed("validation"):
         parts = run.parts
-        evaluation = answered(parts, questions, lambda total: run.reporter.sampling(total, what), temperature)
+        starts = None if run.state.step else run.starts
+        evaluation = answered(parts, questions, lambda total: run.reporter.sampling(total, what), temperature, starts)
         if parts.ranks.is_main:
             valid = valid_counts(evaluation)
             run.folder.append_validation(
@@ -329,15 +333,20 @@ def answered(
     questions: Sequence[Question],
     tell: Callable[[int], Callable[[int], None]] = lambda total: lambda done: None,
     temperature: float | None = None,
+    starts: Path | None = None,
 ) -> sampling.Evaluation:
     """Answers of the current weights, at the validations' temperature unless one is given; each rank samples its share,
-    whose size `tell` hears."""
+    whose size `tell` hears. On a CPU they are sampled once for all runs that have the folder `starts` in common."""
     settings, together = parts.config.validation, parts.config.rollout.tensor_parallel
     parts.wake()
     own = parts.ranks.scatter(questions, together=together)
+    respond = local.from_generator(local_generator(parts.generator), parts.backbone.decode, parts.prompts)
+    exact = parts.backbone.model.device.type == "cpu" and parts.config.rollout.engine == "hf"
+    if starts and exact and parts.ranks.world_size == 1:
+        respond = local.asked_once(respond, starts, sampled_by(parts, own))
     evaluation = sampling.sample_and_grade(
         [sampling.QuestionRecord(question=question, options=options_of(question)) for question in own],
-        local.from_generator(local_generator(parts.generator), parts.backbone.decode, parts.prompts),
+        respond,
         pool=parts.pool,
         answer_format=parts.answer_format,
         params=SamplingParams(
@@ -350,6 +359,14 @@ def answered(
         on_sampled=tell(len(own) * settings.samples),
     )
     return sampling.Evaluation(records=tuple(parts.ranks.gather_in_order(evaluation.records, together=together)))
+
+
+def sampled_by(parts: Parts, questions: Sequence[Question]) -> dict[str, Any]:
+    """All that decides what questions are answered with, besides seeds and parameters of sampling."""
+    config, prompts = parts.config, [parts.prompts[question.id].tolist() for question in questions]
+    settings = [str(config.backbone), config.rollout.max_rows, config.run.threads]
+    machine = [versions.code_version(), versions.processor(), versions.describe_machine()]
+    return {"weights": fingerprint(parts.backbone.model), "prompts": prompts, "made by": [settings, machine]}
 
 
 def ask_hotter(run: ActiveRun, when: str) -> None:

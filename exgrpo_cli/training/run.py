@@ -38,14 +38,15 @@ def train(
     ranks: Ranks = ALONE,
     time_limit: TimeLimit | None = None,
     plan: Plan | None = None,
+    starts: Path | None = None,
 ) -> dict[str, Any]:
     """Train in the run folder `path` and return what its `summary.json` holds.
 
     Under several ranks each of them calls this; rank 0 alone writes the folder, but for the shards of a sharded
     optimizer, and speaks through `reporter`. With a `time_limit`, else that of its Slurm job, the run saves and stops
-    before it is over, as after a stop signal. `plan` is that of a `config` which has been settled. Raises InputError
-    before work starts, RunError when the work stops under way, and Interrupted after a stop signal, with the state
-    saved.
+    before it is over, as after a stop signal. `plan` is that of a `config` which has been settled. Runs of a study
+    sample the answers of their common start once, in the folder `starts`. Raises InputError before work starts,
+    RunError when the work stops under way, and Interrupted after a stop signal, with the state saved.
     """
     if plan is None:
         config, plan = settle(config, survey.survey_machine(), ranks, fetch=True)
@@ -88,6 +89,7 @@ def train(
             since=started,
             watchdog=watchdog,
             time_limit=time_limit,
+            starts=starts,
         )
         state.add_seconds("setup", time.perf_counter() - started)
         try:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -244,6 +245,8 @@ class ActiveRun:
     """Moment up to which wall time has been counted into the state."""
     watchdog: Watchdog
     time_limit: TimeLimit
+    starts: Path | None = None
+    """A folder for what runs of a study that begin with the same weights have in common."""
     validated: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Scores on the held-out questions by step, as far as this process measured them between the steps."""
 

@@ -1,6 +1,7 @@
 """Evaluation of a model loaded here: a tiny random one, so that every path is real and the score is about 0."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -124,7 +125,7 @@ def test_a_file_of_multiple_choice_questions_is_graded_as_such(tmp_path, model):
     assert all(sorted(line["options"]) == ["Bern", "Oslo", "Rome"] for line in asked)
 
 
-def test_a_question_has_the_same_samples_whatever_is_around_it(model):
+def test_a_question_has_the_same_samples_whatever_is_around_it_and_is_asked_once_where_asked_to(tmp_path, model):
     backbone = load_folder(model, torch.device("cpu"), models.choose_model(str(model)).config.backbone)
     questions = [sampling.QuestionRecord(question=question(f"{n}+1=?", answer="1")) for n in range(6)]
     ids = [asked.question.id for asked in questions]
@@ -151,6 +152,20 @@ def test_a_question_has_the_same_samples_whatever_is_around_it(model):
         )
         whole = ask(questions, on_record=lambda record: events.append(record.question.id))
         alone = ask([questions[4]])
+        sampled, respond = events.count("sampled"), ask.keywords["respond"]
+        for weights, grade_fails, expected in ((1, True, 1), (1, False, 1), (1, False, 1), (2, False, 2)):
+            kept = local.asked_once(respond, tmp_path / "starts", {"weights": weights})
+            on_record = (lambda _: pytest.fail("stopped while it grades")) if grade_fails else (lambda _: None)
+            with pytest.raises(pytest.fail.Exception) if grade_fails else nullcontext():
+                assert ask(questions, respond=kept, on_record=on_record) == whole
+            assert events.count("sampled") - sampled == expected
+
+        def stopped(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            ask(questions, respond=local.asked_once(stopped, tmp_path / "starts", {"weights": 3}))
+        assert ask(questions, respond=local.asked_once(respond, tmp_path / "starts", {"weights": 3})) == whole
     assert [record.question.id for record in whole.records] == ids
     together, by_itself = ([(s.seed, s.text) for s in record.samples] for record in (whole.records[4], *alone.records))
     assert together == by_itself

@@ -219,6 +219,13 @@ def test_a_study_runs_compares_and_is_not_run_again(
     steps = [[untimed(line) for line in files.read_json_lines(each / "metrics.jsonl")] for each in (alone, forked)]
     assert steps[0] == steps[1] != []
     assert (alone / "model/model.safetensors").read_bytes() == (forked / "model/model.safetensors").read_bytes()
+    # What both began with was asked once, training questions and held-out ones, and answers as when asked alone.
+    starts = [
+        [line for line in files.read_json_lines(each / "validations.jsonl") if line["step"] == 0]
+        for each in (alone, *(begun.folder for begun in study.runs))
+    ]
+    assert starts[0] == starts[1] == starts[2] and len(starts[0]) == 2
+    assert len([*(tmp_path / "small" / "starts").glob("answers-*/answers.json")]) == 2
 
     again = study_of(tmp_path)
     assert {run.state for run in again.runs} == {"finished"}
