@@ -7,7 +7,7 @@ regime sees the same questions in the same order, since the question stream has 
 
 import itertools
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -291,20 +291,14 @@ def plan_claims(claims: Sequence[Claim], folder: Path, request: StudyRequest = S
     request = replace(request, backbone=backbone or request.backbone)
     named = _named_apart(claims, folder)
     arms: dict[str, studies.Arm] = {}
-    on_policy: dict[str, studies.Arm] = {}
-    seeds: dict[str, list[int]] = {}
-    run_seconds: dict[str, float] = {}
-    begun_for: dict[str, list[Claim]] = {}
+    begun_for: dict[str, list[Claim]] = defaultdict(list)
     hashes: dict[str, str] = {}
     for claim in claims:
         settings = {}
         for name, arm in arms_of(claim, named).items():
             settings[name] = _stated_hash(claim, arm, request)
             arms[arm.name] = arm
-            begun_for.setdefault(arm.name, []).append(claim)
-            on_policy.setdefault(arm.name, claim.arm(studies.BASELINE.method))
-            seeds[arm.name] = sorted({*seeds.get(arm.name, ()), *claim.seeds})
-            run_seconds.setdefault(arm.name, 60 * claim.terms.run_minutes)
+            begun_for[arm.name].append(claim)
         hashes[claim.name] = claim.digest(settings)
         if claim.fixed and claim.fixed.hash != hashes[claim.name]:
             raise InputError(
@@ -313,7 +307,9 @@ def plan_claims(claims: Sequence[Claim], folder: Path, request: StudyRequest = S
             )
     # The on-policy arm of the same settings; where no claim has one, an arm is compared with what its claim names.
     names = {arm.identity: arm.name for arm in arms.values()}
+    on_policy = {name: own[0].arm(studies.BASELINE.method) for name, own in begun_for.items()}
     every = [replace(arm, baseline=names.get(on_policy[arm.name].identity, "")) for arm in arms.values()]
+    seeds = {name: sorted({seed for claim in own for seed in claim.seeds}) for name, own in begun_for.items()}
     study = plan_study(folder, every, seeds, request)
     results = study.results()
     for claim in claims:
@@ -323,6 +319,7 @@ def plan_claims(claims: Sequence[Claim], folder: Path, request: StudyRequest = S
     runs = tuple(run.given(claims=own) for run, own in zip(study.runs, told, strict=True))
     on = {"backbone": backbone} if backbone else {}
     stated = {claim.name: {**claim.stated, "claim": {**claim.stated["claim"], **on}} for claim in claims}
+    run_seconds = {name: 60 * own[0].terms.run_minutes for name, own in begun_for.items()}
     return replace(study, runs=runs, claims=stated, run_seconds=run_seconds)
 
 
