@@ -75,11 +75,8 @@ def verify(run: Path, config: Config, *, steps: int, seed: int, reporter: Report
     questions.stored_questions(folder.data)
     ledger_step, problem = reader.whole_until(folder.replay)
     damage = {step: find_damage(folder.checkpoints / checkpoint.folder_name(step)) for step in saved}
-    said = [
-        *find_changes(run),
-        *damage.values(),
-        f"{folder.replay} from step {ledger_step} on: {problem}" * bool(problem),
-    ]
+    broken = f"{folder.replay} from step {ledger_step} on: {problem}" if problem else ""
+    said = (*find_changes(run), *damage.values(), broken)
     differences: list[dict[str, Any]] = [{"what": sentence} for sentence in said if sentence]
     if (run / RESULT_FILE).is_file() and (noted := read_json(run / RESULT_FILE)["config_hash"]) != config_hash(config):
         differences += [{"what": "config.toml", "key": "hash", "recorded": noted, "recomputed": config_hash(config)}]
@@ -109,11 +106,8 @@ def machine_differences(run: Path) -> list[str]:
     noted = read_json(run / "environment.json", {"packages": dict, "devices": list})
     ended = read_json(run / RESULT_FILE) if (run / RESULT_FILE).is_file() else {}
     own = processor().partition("\n")[0].rpartition(": ")[2]
-    here = {
-        "processor": own,
-        "devices": ", ".join(gpu.name for gpu in visible_gpus()),
-        **describe_machine()["packages"],
-    }
+    here = {"processor": own, "devices": ", ".join(gpu.name for gpu in visible_gpus())}
+    here |= describe_machine()["packages"]
     there = {"processor": ended.get("machine", {}).get("processor", own), "devices": ", ".join(noted["devices"])}
     there |= noted["packages"]
     pairs = {name: (there.get(name), here.get(name)) for name in DECISIVE}
