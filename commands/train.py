@@ -106,20 +106,19 @@ def train(
             from exgrpo_cli.training.check import check_run, report_lines
 
             report = check_run(plan, reporter=reporter, ranks=ranks)
-        else:
-            from exgrpo_cli.training.run import train as train_run
-
-            summary = train_run(
-                config, start.folder, resume=start.resume, reporter=reporter, ranks=ranks, time_limit=until,
-                plan=plan,
-            )  # fmt: skip
-        reporter.close()
-        if check:
+            reporter.close()
             if speaks:
                 cli.print_json(report) if speech.json else cli.write_data("\n".join(report_lines(report)))
             if not report["well"]:
                 raise typer.Exit(1)
-        elif speaks:
+            return
+        from exgrpo_cli.training.run import train as train_run
+
+        summary = train_run(
+            config, start.folder, resume=start.resume, reporter=reporter, ranks=ranks, time_limit=until, plan=plan
+        )
+        reporter.close()
+        if speaks:
             _end(start, summary, speech)
 
 
@@ -146,8 +145,7 @@ def _launch(start: "RunStart", request: RunRequest, speech: cli.Speech, *, dry_r
     cli.talk(start.line(), quiet=speech.quiet)
     with make_reporter(quiet=speech.quiet) as reporter:
         launch_run(study, settings, reporter=reporter)
-    summary = read_json(start.folder / "summary.json", {"steps": int})
-    _end(start, summary, speech)
+    _end(start, read_json(start.folder / "summary.json", {"steps": int}), speech)
 
 
 def _print_plan(start: "RunStart", plan: "Plan", json: bool, *, speaks: bool) -> None:
@@ -157,11 +155,10 @@ def _print_plan(start: "RunStart", plan: "Plan", json: bool, *, speaks: bool) ->
     """
     from exgrpo_cli.config.settings import to_toml
 
-    text = to_toml(start.config)
     if speaks and json:
         cli.print_json({"config": asdict(start.config), "plan": plan.to_json()})
     elif speaks:
-        cli.write_data("\n".join(f"# {line}" for line in plan.lines()) + f"\n\n{text}", end="")
+        cli.write_data("\n".join(f"# {line}" for line in plan.lines()) + f"\n\n{to_toml(start.config)}", end="")
 
 
 def _end(start: "RunStart", summary: dict[str, Any], speech: cli.Speech) -> None:

@@ -12,7 +12,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,7 +43,6 @@ STEPS = 2
 MOST_ROWS = 256
 """Rows sampled on a rank."""
 NO_TOKEN = -1
-FAULT = "a weight that is not sent"
 ROOM, SLACK_BYTES = 0.1, 2**29
 """Bounds above the plan: a tenth, and half a gibibyte for what is too small to be planned."""
 
@@ -113,11 +112,9 @@ class Check:
 
     def inject_fault(self) -> None:
         """Lose a weight, which the canary has to find; the sync is whole again afterwards."""
-        try:
+        with suppress(RunError):
             self.sync(losing=True)
-            self.problems.append(f"the canary let a fault pass: {FAULT}")
-        except RunError:
-            pass
+            self.problems.append("the canary let a fault pass: a weight that is not sent")
         self.sync()
 
     def train(self, step: int) -> None:
