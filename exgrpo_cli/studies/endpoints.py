@@ -275,10 +275,8 @@ def endpoint_named(name: str) -> Endpoint:
     endpoint = ENDPOINTS[plain]
 
     def value(result: RunResult) -> Float64[np.ndarray, " questions"]:
-        answers: Float64[np.ndarray, " questions"] = np.array([])
-        if temperature in result.after_at:
-            answers = endpoint.value(replace(result, after=result.after_at[temperature]))
-        return answers
+        after = result.after_at.get(temperature)
+        return np.array([]) if after is None else endpoint.value(replace(result, after=after))
 
     return endpoint._replace(title=f"{endpoint.title}, T = {temperature}", value=value) if temperature else endpoint
 

@@ -183,8 +183,7 @@ def make_executor(study: Study, settings: SlurmSettings, jobs: Path) -> Any:
         "array_parallelism": settings.parallel,
         "setup": list(settings.setup),
     }
-    python = " ".join(map(shlex.quote, PYTHON))
-    executor = submitit.SlurmExecutor(jobs, max_num_timeout=MOST_REQUEUES, python=python)
+    executor = submitit.SlurmExecutor(jobs, max_num_timeout=MOST_REQUEUES, python=shlex.join(PYTHON))
     executor.update_parameters(
         job_name=study.name,
         time=round(60 * settings.hours),

@@ -232,8 +232,7 @@ def read_plan(folder: Path) -> StudyPlan:
         plan = read_json(path)
         if plan.pop("checksum", None) != values_digest(plan):
             raise InputError(f"{path} is damaged (other values than were written): restore it from a copy.")
-        kept: StudyPlan = require_shape(plan, StudyPlan, str(path))
-        return kept
+        return require_shape(plan, StudyPlan, str(path))
     except InputError as error:
         raise InputError(f"{error} Without a copy remove it: the same `exgrpo ablate` writes it again.") from error
 

@@ -55,8 +55,7 @@ def main(
         config, _ = settle(asked_config(settings, folder, resume=resume), survey_machine())
         if config.run.nproc > 1 or hosts is not None:
             # Said once: on another host the folder of a new run may be there before its ranks look.
-            again = RESUME if resume else NEW
-            arguments = ["-m", MODULE, str(settings), str(folder), str(os.getpid()), again]
+            arguments = ["-m", MODULE, str(settings), str(folder), str(os.getpid()), RESUME if resume else NEW]
             return run_ranks(arguments, config.run.nproc, hosts, on_gpu=config.run.wants_gpus)
         return train_as_rank(settings, folder, resume=resume)
     except ExgrpoError as error:
@@ -194,9 +193,8 @@ class Fork(ForkServerProcess):
         """Exit code, of one that a signal ended the negative signal; None while it runs."""
         return self.exitcode
 
-    def wait(self) -> None:
-        """Wait for its end."""
-        self.join()
+    wait = ForkServerProcess.join
+    """Wait for its end."""
 
 
 def fork_process(settings: Path, folder: Path, log: Path) -> Fork:
