@@ -78,7 +78,5 @@ def _prepare_pool(experience: Path, request: PrepareRequest, speech: cli.Speech,
 
 
 def _print_plan(plan: dict[str, Any], json: bool) -> None:
-    if json:
-        cli.print_json(plan)
-    else:
-        cli.write_data("\n".join(f"{name} = {value}" for name, value in plan.items() if value is not None))
+    lines = "\n".join(f"{name} = {value}" for name, value in plan.items() if value is not None)
+    cli.print_json(plan) if json else cli.write_data(lines)

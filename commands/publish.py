@@ -48,7 +48,4 @@ def publish(
 
             disable_progress_bars()
         addresses = upload(packages, to, private=private)
-    if speech.json:
-        print_json({"published": addresses})
-    else:
-        write_data("\n".join(addresses))
+    print_json({"published": addresses}) if speech.json else write_data("\n".join(addresses))

@@ -376,8 +376,7 @@ def write_manifest(
 
 def read_manifest(path: Path) -> Files:
     """The files that a manifest describes. Raises InputError where it is missing or damaged."""
-    files: Files = read_json(path, {"files": dict[str, FileEntry]})["files"]
-    return files
+    return read_json(path, {"files": dict[str, FileEntry]})["files"]
 
 
 def find_differences(folder: Path, files: Files) -> list[str]:

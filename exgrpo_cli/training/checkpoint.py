@@ -93,8 +93,7 @@ def load_checkpoint(folder: Path, parts: Parts) -> RunState:
     parts.stream.restore(saved["stream"])
     for name, rng in parts.rngs.items():
         rng.bit_generator.state = saved["generators"][name]
-    state: RunState = files.require_shape(saved["state"], RunState, str(folder / "state.json"))
-    return state
+    return files.require_shape(saved["state"], RunState, str(folder / "state.json"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

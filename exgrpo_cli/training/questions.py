@@ -154,8 +154,7 @@ def store_questions(folder: Path, config: settings.Config, questions: RunQuestio
         whole = name == "heldout" or heldout_source(config.data) is not None
         if whole and question_file.is_question_file(path) and path.stat().st_size > LINK_ABOVE_BYTES:
             (folder / f"{name}.parquet").symlink_to(path.resolve())
-            digest = {"source": str(path.resolve()), "sha256": file_digest(path)}
-            write_json(folder / f"{name}.json", digest)
+            write_json(folder / f"{name}.json", {"source": str(path.resolve()), "sha256": file_digest(path)})
         else:
             question_file.write_questions(folder / f"{name}.parquet", kept, {"made_by": "train", "data": source})
     write_manifest(folder)
