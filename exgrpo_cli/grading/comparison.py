@@ -247,11 +247,9 @@ def _ratio(gold: str, gold_unit: Unit | None, answer: str, answer_unit: Unit | N
 
     An angle without a unit in which pi stands is in radians.
     """
-    in_degrees = [unit is not None and unit.dimensions == (("degrees", 1),) for unit in (gold_unit, answer_unit)]
-    in_radians = [
-        unit.dimensions == (("radians", 1),) if unit is not None else r"\pi" in text
-        for text, unit in ((gold, gold_unit), (answer, answer_unit))
-    ]
+    sides = ((gold, gold_unit), (answer, answer_unit))
+    in_degrees = [unit is not None and unit.dimensions == (("degrees", 1),) for _, unit in sides]
+    in_radians = [unit.dimensions == (("radians", 1),) if unit else r"\pi" in text for text, unit in sides]
     if in_degrees[0] and in_radians[1]:
         return r"\frac{180}{\pi}"
     if in_radians[0] and in_degrees[1]:

@@ -42,14 +42,10 @@ def _is_word(text: str) -> bool:
 
 def _differ_in_names(gold: str, answer: str) -> bool:
     """Whether angles have other letters in the middle, moduli differ, or an angle is written as a side."""
-    angles, moduli, letters = (
-        [marks.findall(side) for side in (gold, answer)] for marks in (_RE.angle, _RE.modulus, _RE.angle_or_side)
-    )
-    if len(angles[0]) == len(angles[1]) and any(
-        one not in (other, other[::-1]) for one, other in zip(*angles, strict=True)
-    ):
-        return True
-    if moduli[0] and moduli[1] and moduli[0] != moduli[1]:
+    names = (_RE.angle, _RE.modulus, _RE.angle_or_side)
+    angles, moduli, letters = ([marks.findall(side) for side in (gold, answer)] for marks in names)
+    pairs = list(zip(*angles, strict=True)) if len(angles[0]) == len(angles[1]) else []
+    if any(one not in (other, other[::-1]) for one, other in pairs) or (all(moduli) and moduli[0] != moduli[1]):
         return True
     cases = [{letter.lower() for letter in side} for side in letters]
     return cases[0] == cases[1] and set(letters[0]) != set(letters[1])

@@ -108,9 +108,8 @@ def compare_equations_by_their_solutions() -> None:
         equations = isinstance(gold, sympy.Eq) and isinstance(answer, sympy.Eq)
         if not equations or gold.free_symbols or answer.free_symbols:
             return bool(compare_relations(gold, answer, *how))
-        return any(
-            same(gold.lhs, one, *how) and same(gold.rhs, other, *how) for one, other in (answer.args, answer.args[::-1])
-        )
+        sides = (answer.args, answer.args[::-1])
+        return any(same(gold.lhs, one, *how) and same(gold.rhs, other, *how) for one, other in sides)
 
     def compare_solutions(gold: Any, answer: Any, *how: Any) -> bool:
         if not solve_and_compare(gold, answer, *how):
@@ -341,9 +340,8 @@ def _evaluate(expression: Any, point: Mapping[str, Any] | None = None) -> Any:
         value = _OPERATIONS[kind](*(_evaluate(argument, point) for argument in expression.args))
     else:
         raise _OutOfReachError
-    if value != 0 and not _SMALLEST <= abs(value) <= _LARGEST:
-        raise _OutOfReachError
-    if point is not None and mpmath.im(value) != 0:
+    is_unreal = point is not None and mpmath.im(value) != 0
+    if is_unreal or (value != 0 and not _SMALLEST <= abs(value) <= _LARGEST):
         raise _OutOfReachError
     return value
 

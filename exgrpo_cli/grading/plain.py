@@ -58,15 +58,11 @@ def plain_number(text: str) -> Fraction | None:
 
 def same_plain_number(gold: str, answer: str) -> bool | None:
     """Whether two plain numbers are equal; None unless both are plain numbers, and where rounding might decide."""
-    gold_value = plain_number(gold)
-    if gold_value is None:
+    gold_value, answer_value = plain_number(gold), plain_number(answer)
+    if gold_value is None or answer_value is None:
         return None
-    answer_value = plain_number(answer)
-    if answer_value is None:
-        return None
-    has_decimal = "." in gold or "." in answer
-    if has_decimal and max(len(gold), len(answer)) > _MAX_DECIMAL_CHARS:
-        return None
-    if has_decimal and gold_value != answer_value and abs(gold_value - answer_value) < _NEAR_A_DECIMAL:
+    is_long = max(len(gold), len(answer)) > _MAX_DECIMAL_CHARS
+    is_near = 0 < abs(gold_value - answer_value) < _NEAR_A_DECIMAL
+    if ("." in gold or "." in answer) and (is_long or is_near):
         return None
     return gold_value == answer_value

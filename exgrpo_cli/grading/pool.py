@@ -264,10 +264,8 @@ class GradingPool(AbstractContextManager["GradingPool"]):
                 return
             # A failure may be the machine's: the same pair gets another chance when it comes again. Whole responses are
             # too long to be kept.
-            if (
-                not outcome.verdict.is_verifier_failure
-                and len(task.answer) + len(task.response) <= self._settings.max_answer_chars
-            ):
+            size = len(task.answer) + len(task.response)
+            if not outcome.verdict.is_verifier_failure and size <= self._settings.max_answer_chars:
                 self._grades[task] = outcome
                 if len(self._grades) > _MAX_CACHED_GRADES:
                     self._grades.popitem(last=False)

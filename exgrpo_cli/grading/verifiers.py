@@ -148,9 +148,8 @@ def grade_of(result: object, success_at: float) -> types.Grade:
         return types.Grade.of(result if isinstance(result, types.Verdict) else plain.verdict_of(result))
     score = result if isinstance(result, types.Score) else types.Score(result)  # type: ignore[arg-type]
     reward, correct = score.reward, score.correct
-    if not (_is_number(reward) and 0 <= reward <= 1 and correct in (True, False, None)):
-        raise ValueError(shown(result))
-    if not all(isinstance(name, str) and _is_number(value) for name, value in score.parts.items()):
+    well_made = all(isinstance(name, str) and _is_number(value) for name, value in score.parts.items())
+    if not (well_made and _is_number(reward) and 0 <= reward <= 1 and correct in (True, False, None)):
         raise ValueError(shown(result))
     verdict = plain.verdict_of(reward >= success_at if correct is None else bool(correct))
     return types.Grade(verdict, float(reward), {name: float(value) for name, value in score.parts.items()})
