@@ -335,9 +335,8 @@ def whole_until(folder: Path) -> tuple[int, str]:
     """
     catalogue = read_catalogue(folder)
     last_step, problem = catalogue.last_step, catalogue.dropped
-    for table, part in (
-        (name, part) for name in schemas.TABLES if name != schemas.BODIES for part in catalogue.parts[name]
-    ):
+    others = [name for name in schemas.TABLES if name != schemas.BODIES]
+    for table, part in ((name, part) for name in others for part in catalogue.parts[name]):
         if part.first_step <= last_step:
             try:
                 read_rows(table, [part], schemas.SCHEMAS[table].names)

@@ -53,10 +53,8 @@ def _schema(columns: Mapping[str, str]) -> pa.Schema:
     """The schema of a table by the names of its columns' types."""
     lists = {"tokens": pa.list_(pa.int32()), "logprobs": pa.list_(pa.float32())}
     return pa.schema(
-        [
-            pa.field(name, lists.get(kind) or pa.type_for_alias(kind.rstrip("?")), nullable=kind.endswith("?"))
-            for name, kind in columns.items()
-        ]
+        pa.field(name, lists.get(kind) or pa.type_for_alias(kind.rstrip("?")), nullable=kind.endswith("?"))
+        for name, kind in columns.items()
     )
 
 

@@ -60,9 +60,8 @@ def write_parquet(file: BinaryIO, table: pa.Table, schema: pa.Schema) -> None:
 def batch_checksums(batch: pa.RecordBatch) -> bytes:
     """The checksums of all bodies of a record batch."""
     offsets, token_ids, logprobs = reader.body_columns(batch)
-    return b"".join(
-        reader.checksum(token_ids[begin:end], logprobs[begin:end]) for begin, end in pairwise(offsets.tolist())
-    )
+    spans = pairwise(offsets.tolist())
+    return b"".join(reader.checksum(token_ids[begin:end], logprobs[begin:end]) for begin, end in spans)
 
 
 def bodies_batch(first_id: int, bodies: Sequence[reader.Body]) -> pa.RecordBatch:
@@ -143,9 +142,8 @@ class LedgerWriter:
         self._stored = reader.BodyStore(self.catalogue.parts[schemas.BODIES])
         # Of the live part of each table: its first step, the rows before it, and what it holds.
         self._closed, self._first_steps = dict(self.totals), dict.fromkeys(schemas.TABLES, self.last_step + 1)
-        self._tables = {
-            table: schemas.SCHEMAS[table].empty_table() for table in schemas.TABLES if table != schemas.BODIES
-        }
+        own = (table for table in schemas.TABLES if table != schemas.BODIES)
+        self._tables = {table: schemas.SCHEMAS[table].empty_table() for table in own}
         self._rows: dict[str, list[dict[str, Any]]] = {table: [] for table in self._tables}
         self._batches: list[Batch] = []
         self._bodies: list[reader.Body] = []
@@ -170,9 +168,8 @@ class LedgerWriter:
     def append_trajectory(self, body: reader.Body, **row: Any) -> None:
         """Add a row of `trajectories` and its body; its id must be the next one."""
         token_ids, logprobs = body
-        assert row["trajectory_id"] == self._closed[schemas.BODIES] + len(self._bodies) and len(token_ids) == len(
-            logprobs
-        )
+        assert row["trajectory_id"] == self._closed[schemas.BODIES] + len(self._bodies)
+        assert len(token_ids) == len(logprobs)
         self.append(schemas.TRAJECTORIES, **row)
         self._bodies.append((token_ids.copy(), logprobs.copy()))
 
@@ -235,19 +232,14 @@ class LedgerWriter:
         """Give live parts, that of `bodies` among them, their final names; all is on the disk when this returns."""
         assert not any(self._rows.values())
         try:
-            live = [
-                path
-                for table in tables
-                for path in reader.list_parts(self.folder, table)[-1:]
-                if reader.steps_of(path)[1] is None
-            ]
+            newest = [path for table in tables for path in reader.list_parts(self.folder, table)[-1:]]
+            live = [path for path in newest if reader.steps_of(path)[1] is None]
             # At once, for a disk syncs several files in little more time than one.
             with ThreadPoolExecutor() as pool:
                 list(pool.map(files.sync_folder, live))
             for path in live:
-                files.publish(
-                    path, reader.part_path(self.folder, path.parent.name, reader.steps_of(path)[0], self.last_step)
-                )
+                first_step, _ = reader.steps_of(path)
+                files.publish(path, reader.part_path(self.folder, path.parent.name, first_step, self.last_step))
             path = reader.part_path(self.folder, schemas.BODIES, self._first_steps[schemas.BODIES], self.last_step)
             if self.totals[schemas.BODIES] > self._closed[schemas.BODIES]:
                 self._stored.add(reader.inspect_part(schemas.BODIES, path))

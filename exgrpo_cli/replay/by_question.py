@@ -255,10 +255,8 @@ class RowPlace(QuestionPlace):
         if self.needs_scores:
             self._measure(asked, question_ids)
         metric, rng, offered = resolve_metric(self.metric), asked.rngs["choice"], store.candidates(question_ids)
-        chosen = [
-            each.trajectory_ids[choose(each, metric, self.direction, rng, num=self.per_question)].tolist()
-            for each in offered
-        ]
+        best = [choose(each, metric, self.direction, rng, num=self.per_question) for each in offered]
+        chosen = [each.trajectory_ids[places].tolist() for each, places in zip(offered, best, strict=True)]
         rows = {each.question_id: store.load(own) for each, own in zip(offered, chosen, strict=True)}
         flat = [row for own in rows.values() for row in own]
         metrics: Metrics = {

@@ -219,11 +219,8 @@ class UnitPlace(Place):
             metrics["replay/age_mean"] = float(np.mean([step - row.step_born for row in rows]))
         if scanned and self.max_drift:
             metrics["replay/drift"] = float(np.mean([unit.drift for unit in scanned]))
-        return Experience(
-            units=tuple(tuple(asked.replayed(each, unit.weight) for each in unit.trajectories) for unit in taken),
-            metrics=metrics,
-            tokens_scored=asked.tokens_scored,
-        )
+        units = tuple(tuple(asked.replayed(each, unit.weight) for each in unit.trajectories) for unit in taken)
+        return Experience(units=units, metrics=metrics, tokens_scored=asked.tokens_scored)
 
     def _judged(self, asked: Asked, unit: DrawnUnit) -> DrawnUnit:
         """The unit with its drift and its headroom of now, refused where it has drifted too far."""

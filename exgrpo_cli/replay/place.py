@@ -234,9 +234,8 @@ def checked_numbers(
     except (TypeError, ValueError) as error:
         raise RunError(f"{setting} gave no numbers ({error}); it must return one for each") from None
     if values.shape != (num,):
-        raise RunError(
-            f"{setting} gave numbers of shape {values.shape} for {num}, {name_of(0)} first; it must return one for each"
-        )
+        found = f"numbers of shape {values.shape} for {num}, {name_of(0)} first"
+        raise RunError(f"{setting} gave {found}; it must return one for each")
     wrong = np.flatnonzero(~((values >= least) & (values < np.inf)))
     if len(wrong):
         raise RunError(f"{setting} gave {values[wrong[0]]} for {name_of(int(wrong[0]))}; it must be {bound}")

@@ -57,15 +57,11 @@ class Prefix(RowPlace):
             return NO_EXPERIENCE
         chosen, beginnings = self.replay(asked, drawn), {}
         for question_id, [each] in chosen.by_question.items():
-            row, num = each.trajectory, 0
-            if len(row.token_ids) > 1:
-                num = CUTS[self.cut](self, asked, row)
+            row = each.trajectory
+            num = CUTS[self.cut](self, asked, row) if len(row.token_ids) > 1 else 0
             beginnings[question_id] = Beginning(trajectory_id=row.trajectory_id, token_ids=row.token_ids[:num])
         mean = float(np.mean([len(each.token_ids) for each in beginnings.values()]))
+        metrics = chosen.metrics | {"replay/prefix_tokens": mean}
         return replace(
-            chosen,
-            by_question={},
-            beginnings=beginnings,
-            metrics=chosen.metrics | {"replay/prefix_tokens": mean},
-            tokens_scored=asked.tokens_scored,
+            chosen, by_question={}, beginnings=beginnings, metrics=metrics, tokens_scored=asked.tokens_scored
         )

@@ -139,13 +139,9 @@ class Questions:
         questions = np.flatnonzero((self.success_counts != ledger.NO_BUCKET) & (self.rests_until < step))
         most = int(self.num_members.max(initial=0)) + 1
         keys = self.success_counts[questions] * most + self.num_members[questions]
+        found = {key: self.ids[questions[keys == key]].tolist() for key in np.flatnonzero(np.bincount(keys)).tolist()}
         return [
-            Bucket(
-                success_count=key // most,
-                num_members=key % most,
-                question_ids=self.ids[questions[keys == key]].tolist(),
-            )
-            for key in np.flatnonzero(np.bincount(keys)).tolist()
+            Bucket(success_count=key // most, num_members=key % most, question_ids=own) for key, own in found.items()
         ]
 
 
