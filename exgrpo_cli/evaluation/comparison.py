@@ -200,10 +200,9 @@ def compare(paths: Sequence[Path]) -> ResultTable:
     if not others:
         raise errors.InputError(f"there are results of {first} alone: name those of a second model to compare.")
     if not any(models[first].keys() & models[other].keys() for other in others):
-        theirs = dict.fromkeys(name for other in others for name in models[other])
-        raise errors.InputError(
-            f"{first} ({', '.join(models[first])}) shares no benchmark with the other models ({', '.join(theirs)})."
-        )
+        theirs = ", ".join(dict.fromkeys(name for other in others for name in models[other]))
+        own = ", ".join(models[first])
+        raise errors.InputError(f"{first} ({own}) shares no benchmark with the other models ({theirs}).")
     names = in_suite_order(dict.fromkeys(name for folders in models.values() for name in folders))
     for name in names:
         one, *rest = (folders[name] for folders in models.values() if name in folders)

@@ -262,11 +262,8 @@ def regrade(
     What times out is graded once more, one after the other and with more time; with `late_only` that is all that is
     done, and the other samples keep their verdicts.
     """
-    items = [
-        record.grading_item(sample.text, sample.stop_reason, answer_format)
-        for record in evaluation.records
-        for sample in record.samples
-    ]
+    asked = ((record, sample) for record in evaluation.records for sample in record.samples)
+    items = [record.grading_item(sample.text, sample.stop_reason, answer_format) for record, sample in asked]
     verdicts = [sample.verdict for sample in evaluation.all_samples] if late_only else pool.grade(items, grader=grader)
     late = [place for place, verdict in enumerate(verdicts) if verdict is Verdict.TIMEOUT]
     for place, verdict in zip(late, pool.try_again([items[place] for place in late], grader=grader), strict=True):

@@ -129,9 +129,8 @@ class Endpoint:
         """Raises InputError where nobody answers, or the server does not have the model."""
         try:
             # Less patience for an address where nobody has answered yet: a mistyped port is refused for ever.
-            asking = replace(
-                self, attempts=min(3, self.attempts), timeout_seconds=min(_FIRST_SECONDS, self.timeout_seconds)
-            )
+            seconds = min(_FIRST_SECONDS, self.timeout_seconds)
+            asking = replace(self, attempts=min(3, self.attempts), timeout_seconds=seconds)
             listed = [model.id for model in asking._ask("/models", None, _Models).data]
         except errors.RunError as error:
             raise errors.InputError(str(error)) from error
