@@ -98,13 +98,8 @@ def run_page(run: Path, *, linked: bool = False) -> page.Page:
         headline = run_headline(run)
     except (errors.ExgrpoError, OSError) as error:
         headline, subtitle = f"Run {name} cannot be read whole.", f"{page.NOT_SHOWN}{error}"
-    return page.Page(
-        title=f"Run {name}",
-        headline=headline,
-        subtitle=subtitle,
-        sections=page.gather(sections),
-        footer=f"Made by exgrpo report from {name}/: everything on this page is in that folder.",
-    )
+    footer = f"Made by exgrpo report from {name}/: everything on this page is in that folder."
+    return page.Page(f"Run {name}", headline, subtitle, page.gather(sections), footer)
 
 
 SCORE = tables.declared("score", {"95 % interval": lambda score: f"{score['low']:.3f} to {score['high']:.3f}"})
@@ -260,12 +255,9 @@ def study_page(folder: Path, *, linked: bool = False) -> page.Page:
 
 def _run_states(study: Study) -> dict[tuple[str, int], tuple[str, str]]:
     """State and steps by arm and seed of the runs here, of those made elsewhere, and of those without a folder yet."""
-    taken = {(run.arm.name, run.seed): done.totals.steps for run in study.runs if (done := run.read_result())}
-    states = {
-        (arm, seed): (run.state, str(taken.get((arm, seed), run.config.run.steps)))
-        for run in study.runs
-        for arm, seed in [(run.arm.name, run.seed)]
-    }
+    runs = {(run.arm.name, run.seed): run for run in study.runs}
+    taken = {key: done.totals.steps for key, run in runs.items() if (done := run.read_result())}
+    states = {key: (run.state, str(taken.get(key, run.config.run.steps))) for key, run in runs.items()}
     states |= {key: ("finished elsewhere", str(result.totals.steps)) for key, result in sorted(carried(study).items())}
     folders = {arm.name: study.folder / arm.folder_name for arm in study.arms}
     missing = sorted(study.planned - states.keys())

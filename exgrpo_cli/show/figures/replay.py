@@ -38,10 +38,8 @@ question_states, units_scanned, entropy_of_choice = (
 
 def buffers_compared(reports: Mapping[str, Numbers]) -> "Figure | None":
     """Contents of each buffer and draws from it, one line per run in every panel."""
-    panels = [
-        Panel(title, {label: series(told, path[""]) for label, told in reports.items()})
-        for title, path in style.WORDS["panels"]["replay-comparison"].items()
-    ]
+    paths = style.WORDS["panels"]["replay-comparison"].items()
+    panels = [Panel(title, {label: series(told, path[""]) for label, told in reports.items()}) for title, path in paths]
     figure = style.series_figure(panels, max(told["steps"] for told in reports.values()), one_legend=True)
     return figure and style.entitle(figure, f"Replay buffers of {len(reports)} runs, and what was drawn from them")
 
@@ -152,14 +150,13 @@ def entropy_at_birth(told: Numbers) -> "Figure | None":
             points[group["name"]][number] = [group["mean"], *(group["quantiles"][end] for end in ("5%", "95%"))]
     if not any(points.values()):
         return None
-    labels = [
-        f"{span_of(each)}\nhard/easy {each['hard_over_easy']:.2f}".replace("\nhard/easy nan", "") for each in windows
-    ]
-    axis: dict[str, Any] = {"xlabel": "steps", "ylabel": "mean token entropy (nats)", "ylim": (0, None)}
+    labels = [f"{span_of(each)}\nhard/easy {each['hard_over_easy']:.2f}" for each in windows]
+    labels = [label.replace("\nhard/easy nan", "") for label in labels]
+    y = "mean token entropy (nats)"
     ratios = [each["hard_over_easy"] for each in windows if np.isfinite(each["hard_over_easy"])]
     ends = " to ".join(dict.fromkeys(f"{end(ratios):.2f}" for end in (min, max))) if ratios else ""
     known = f": {ends} times that of easy ones of the same steps" if ratios else ", by difficulty"
-    figure = style.categories_figure(labels, points, **axis)
+    figure = style.categories_figure(labels, points, xlabel="steps", ylabel=y, ylim=(0, None))
     return style.entitle(figure, f"Entropy of right answers to hard questions{known}")
 
 
