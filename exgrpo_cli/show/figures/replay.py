@@ -152,11 +152,11 @@ def entropy_at_birth(told: Numbers) -> "Figure | None":
         return None
     labels = [f"{span_of(each)}\nhard/easy {each['hard_over_easy']:.2f}" for each in windows]
     labels = [label.replace("\nhard/easy nan", "") for label in labels]
-    y = "mean token entropy (nats)"
+    unit = "mean token entropy (nats)"
     ratios = [each["hard_over_easy"] for each in windows if np.isfinite(each["hard_over_easy"])]
     ends = " to ".join(dict.fromkeys(f"{end(ratios):.2f}" for end in (min, max))) if ratios else ""
     known = f": {ends} times that of easy ones of the same steps" if ratios else ", by difficulty"
-    figure = style.categories_figure(labels, points, xlabel="steps", ylabel=y, ylim=(0, None))
+    figure = style.categories_figure(labels, points, xlabel="steps", ylabel=unit, ylim=(0, None))
     return style.entitle(figure, f"Entropy of right answers to hard questions{known}")
 
 
