@@ -138,7 +138,7 @@ def _is_integer(text: str) -> bool:
 # factorials and round brackets; two things side by side are a product, which binds like any other, so that 1/2x is half
 # of x. With products written out, and a factorial as an attribute, Python's grammar binds as it should.
 _FUNCTIONS = {"sqrt": sympy.sqrt, "ln": sympy.log}
-_SIGNS = {sign: sign for sign in ("+", "-", "*", "/", "**", "(", ")", *_FUNCTIONS)} | {"^": "**", "!": ".factorial"}
+_AS_PYTHON = {sign: sign for sign in ("+", "-", "*", "/", "**", "(", ")", *_FUNCTIONS)} | {"^": "**", "!": ".factorial"}
 _BEFORE_OPERAND = {"+", "-", "*", "/", "**", "^", "(", *_FUNCTIONS}
 _OPERATIONS: dict[type, Callable[..., sympy.Expr]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -165,10 +165,10 @@ def read_formula(text: str) -> sympy.Expr:
         raise NotAFormulaError(text)
     written = ""
     for place, token in enumerate(tokens):
-        begins_operand = token == "(" or token in _FUNCTIONS or token not in _SIGNS
+        begins_operand = token == "(" or token in _FUNCTIONS or token not in _AS_PYTHON
         if begins_operand and place and tokens[place - 1] not in _BEFORE_OPERAND:
             written += "*"
-        written += _SIGNS.get(token, f"t{place}")
+        written += _AS_PYTHON.get(token, f"t{place}")
     try:
         return _value(ast.parse(written, mode="eval").body, tokens)
     # Python reads integers of at most 4,300 digits.

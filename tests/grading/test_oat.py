@@ -44,6 +44,20 @@ def test_anything_else_is_no_formula(text: str) -> None:
         oat.read_formula(text)
 
 
+@pytest.mark.parametrize(
+    ("gold", "answer", "verdict"),
+    [
+        (r"2\pi", "2", Verdict.WRONG),
+        (r"3\times 4", "34", Verdict.WRONG),
+        (r"(-\infty, 2]", "(-, 2]", Verdict.WRONG),
+        (r"2\pi", "2pi", Verdict.CORRECT),
+        (r"3\times 4", "3*4", Verdict.CORRECT),
+    ],
+)  # fmt: skip
+def test_signs_are_read_by_their_names(gold: str, answer: str, verdict: Verdict) -> None:
+    assert oat.grade(gold, answer) is verdict
+
+
 def test_nothing_of_an_answer_is_evaluated_but_numerals(monkeypatch: pytest.MonkeyPatch) -> None:
     # math-verify has sympy evaluate numerals with operators between them, and nothing that holds a letter.
     evaluated: list[str] = []
