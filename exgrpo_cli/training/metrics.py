@@ -364,7 +364,7 @@ def answered(
 def sampled_by(parts: Parts, questions: Sequence[Question]) -> dict[str, Any]:
     """All that decides what questions are answered with, besides seeds and parameters of sampling."""
     config, prompts = parts.config, [parts.prompts[question.id].tolist() for question in questions]
-    settings = [str(config.backbone), config.rollout.max_rows, config.run.threads]
+    settings = [str(config.backbone), config.rollout.max_rows, config.run.threads, config.optim.matmul_dtype]
     machine = [versions.code_version(), versions.processor(), versions.describe_machine()]
     return {"weights": fingerprint(parts.backbone.model), "prompts": prompts, "made by": [settings, machine]}
 

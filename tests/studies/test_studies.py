@@ -31,6 +31,7 @@ from exgrpo_cli.studies import output, worker
 from exgrpo_cli.studies.planning import axis_arms, cross, plan_request, plan_study
 from exgrpo_cli.studies.schedule import Processes, pass_on_damage, run_study
 from exgrpo_cli.studies.study import Arm, Study, StudyRun, budgeted
+from exgrpo_cli.training.run import train
 
 
 def names(arms) -> list[str]:
@@ -249,6 +250,20 @@ def test_a_study_runs_compares_and_is_not_run_again(
     (again.runs[0].folder / "config.toml").write_text("[backbone\n")
     with pytest.raises(InputError, match=r"config\.toml is not TOML"):
         study_of(tmp_path)
+
+
+def test_a_start_is_shared_by_runs_that_multiply_alike(small_backbone: Path, tmp_path: Path) -> None:
+    for number, dtype in enumerate(("float32", "bfloat16", "float32")):
+        own = [
+            "run.steps=1",
+            "validation.train_questions=0",
+            "validation.temperatures=[]",
+            f"optim.matmul_dtype={dtype}",
+        ]
+        config = layers.build_config(assignments=[*small_settings(small_backbone), *own])
+        silent = reporter.SilentReporter()
+        train(config, tmp_path / f"run-{number}", reporter=silent, starts=tmp_path / "starts")
+    assert len([*(tmp_path / "starts").glob("answers-*/")]) == 2
 
 
 @pytest.mark.engines
