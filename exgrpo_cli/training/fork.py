@@ -35,7 +35,7 @@ from exgrpo_cli.questions.made import countdown, sums
 from exgrpo_cli.ranks import ALONE
 from exgrpo_cli.replay.store import Store
 from exgrpo_cli.runs.folder import RunFolder, complete_steps
-from exgrpo_cli.training import checkpoint, loop, metrics, questions, setup, verify
+from exgrpo_cli.training import checkpoint, loop, metrics, questions, setup, validation, verify
 
 PLACES = ("replace", "join", "append", "refill")
 """Places whose rows train beside rollouts that are the same without them."""
@@ -232,7 +232,7 @@ def branching(
                     now = replace(now, instead={})
             gold = [scores.logprobs for scores in parts.policy.score(golds)]
             parts.policy.offload()
-            answers = metrics.answered(parts, parts.heldout)
+            answers = validation.answered(parts, parts.heldout)
             return lines, gold, answers.correct / answers.samples
 
         yield branch

@@ -21,7 +21,7 @@ from exgrpo_cli.runs.result import RESULT_FILE, Ending, write_result
 from exgrpo_cli.runs.watchdog import TimeLimit, Watchdog
 from exgrpo_cli.show.statistics import save_all
 from exgrpo_cli.studies.measure import measure
-from exgrpo_cli.training import metrics, setup
+from exgrpo_cli.training import metrics, setup, validation
 from exgrpo_cli.training.checkpoint import export_weights, save_adapter, save_checkpoint
 from exgrpo_cli.training.loop import run_step
 from exgrpo_cli.training.state import ActiveRun
@@ -124,8 +124,8 @@ def run_steps(run: ActiveRun) -> None:
     guards = Guards(run.folder.metrics_lines() if ranks.is_main else ())
     if not state.heldout_before and run.parts.heldout:
         with run.stopper.immediate():
-            metrics.ask_trained(run, "before training")
-            state.heldout_before = metrics.ask_heldout(run, "before training")
+            validation.ask_trained(run, "before training")
+            state.heldout_before = validation.ask_heldout(run, "before training")
     last_step = config.run.last_step
     if state.step < last_step and not state.finished.is_final:
         run.reporter.group_size = config.rollout.group_size
@@ -144,7 +144,7 @@ def run_steps(run: ActiveRun) -> None:
         for note in (*notes, *guards.check(line)):
             run.reporter.note(note)
         if config.validation.every and state.step % config.validation.every == 0 and run.parts.heldout:
-            line |= metrics.validation_metrics(run)
+            line |= validation.validation_metrics(run)
         with run.watchdog.phase("journal"):
             if ranks.is_main:
                 run.folder.append_metrics(line)
@@ -214,10 +214,10 @@ def finish(run: ActiveRun) -> dict[str, Any]:
         with run.stopper.immediate():
             after = run.validated.get(state.step, {})
             if run.parts.heldout and not after:
-                after = metrics.ask_heldout(run, f"after {state.step} steps")
+                after = validation.ask_heldout(run, f"after {state.step} steps")
             if run.parts.heldout:
-                metrics.ask_trained(run, f"after {state.step} steps")
-                metrics.ask_hotter(run, f"after {state.step} steps")
+                validation.ask_trained(run, f"after {state.step} steps")
+                validation.ask_hotter(run, f"after {state.step} steps")
             with run.timed("export"), writing(folder.model):
                 export_run_model(run, after)
                 save_adapter(parts, folder.path / "adapter")
@@ -254,7 +254,7 @@ def export_run_model(run: ActiveRun, after: dict[str, Any]) -> None:
     # Others may read it: of a path of this machine the last part alone.
     sources = (config.backbone.source, config.data.train)
     backbone, data = (Path(source).name if Path(source).is_absolute() else source for source in sources)
-    score = f" Held-out pass@1 ({config.data.heldout_name}): {metrics.score_text(after)}." if after else ""
+    score = f" Held-out pass@1 ({config.data.heldout_name}): {validation.score_text(after)}." if after else ""
     card = CARD.format(
         title=output.in_markdown(f"{config.backbone.name} trained with {config.run.method}"),
         description=output.in_markdown(

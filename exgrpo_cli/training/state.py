@@ -79,7 +79,7 @@ class RunState:
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall time per phase, interruptions not counted."""
     heldout_before: dict[str, Any] = field(default_factory=dict)
-    """Score on the held-out questions before training, as `metrics.score_json` returns it."""
+    """Score on the held-out questions before training, as `validation.score_json` returns it."""
     best_score: float = -1.0
     """Highest held-out pass@1 of the validations between steps; -1 before the first."""
     best_step: int = -1

@@ -62,13 +62,13 @@ def run(request: pytest.FixtureRequest, small_config, tmp_path_factory: pytest.T
 
 def test_the_factual_branch_is_the_run_itself_and_one_without_a_unit_is_not(run, monkeypatch) -> None:
     """Bit by bit after two steps, also from a second branch; what is left out trains in the first of them alone."""
-    config, weights, answered = resumed_config(run), [], fork.metrics.answered
+    config, weights, answered = resumed_config(run), [], fork.validation.answered
 
     def noted(parts: Any, questions: Any) -> Any:
         weights.append({name: each.numpy().copy() for name, each in parts.policy.named_weights()})
         return answered(parts, questions)
 
-    monkeypatch.setattr(fork.metrics, "answered", noted)
+    monkeypatch.setattr(fork.validation, "answered", noted)
     [unit, *_] = fork.replayed_units(LedgerReader(run / "replay"), 2, groups=config.replay.draws_groups)
     with fork.branching(run, config, 2, 2) as branch:
         factual, without, again = branch({}), branch(dict.fromkeys(unit["ids"])), branch({})

@@ -16,7 +16,7 @@ from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.replay import by_question, place
 from exgrpo_cli.replay.place import whole_share
 from exgrpo_cli.runs.result import remarks
-from exgrpo_cli.training import metrics
+from exgrpo_cli.training import metrics, validation
 from exgrpo_cli.training.loop import advantage_of
 from exgrpo_cli.training.state import RunState
 from exgrpo_cli.training.step.groups import Group, UnderWay
@@ -225,10 +225,10 @@ def test_oat_stands_beside_math_verify_and_beside_no_other():
     # Oat's grader wants a box.
     evaluation = answered("3 + 4", "here", {r"\boxed{7}": C, "The answer is 7.": C, r"\boxed{8}": W, r"\boxed{9}": W})
     with GradingPool(GradingSettings(workers=1)) as pool:
-        found = metrics.beside(evaluation, "math", FORMAT, pool)
-        assert metrics.beside(evaluation, "exact", FORMAT, pool) == {}
+        found = validation.beside(evaluation, "math", FORMAT, pool)
+        assert validation.beside(evaluation, "exact", FORMAT, pool) == {}
     assert (found["oat"]["pass_at_1"], found["oat"]["disagreements"]) == (0.25, 1)
-    score = metrics.score_json(evaluation, found)
+    score = validation.score_json(evaluation, found)
     assert score["pass_at_1"] == 0.5
     # One question that is answered rightly in two samples of four.
     at_four = score["pass_at_k"]["4"]
@@ -236,19 +236,21 @@ def test_oat_stands_beside_math_verify_and_beside_no_other():
     constant = "not significantly above 1.000, what answering 7 throughout gets"
     told = f"; pass@4 1.000 [{at_four['low']:.3f}, 1.000]; {constant}"
     assert remarks(score) == f"{told}; by the second grader oat 0.250 (differs on 1 answers)"
-    assert remarks(metrics.score_json(evaluation, {})) == told
+    assert remarks(validation.score_json(evaluation, {})) == told
 
 
 def test_answers_that_are_right_in_every_step_are_counted():
     texts = {f"{steps}</think>\n\\boxed{{7}}": C for steps in ("3+4=7\n", "", "3+4=8\n")} | {"3+4=7\n</think>\n8": W}
     evaluation = answered("3+4=?", "arithmetic", texts)
-    assert metrics.valid_counts(evaluation).tolist() == [1]
-    score = metrics.score_json(evaluation, {})
+    assert validation.valid_counts(evaluation).tolist() == [1]
+    score = validation.score_json(evaluation, {})
     assert (score["pass_at_1"], score["valid_pass_at_1"]) == (0.75, 0.25)
     valid = "; 0.250 right in every step of the working, not in the answer alone"
     assert f"{valid}; not significantly above 1.000" in remarks(score)
     evaluation = answered("3+4=?", "mine", texts)
-    assert metrics.valid_counts(evaluation) is None and "valid_pass_at_1" not in metrics.score_json(evaluation, {})
+    assert validation.valid_counts(evaluation) is None and "valid_pass_at_1" not in validation.score_json(
+        evaluation, {}
+    )
 
 
 def test_what_carries_over_is_counted() -> None:
