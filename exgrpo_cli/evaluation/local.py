@@ -59,16 +59,22 @@ def asked_once(respond: Respond, folder: Path, key: Mapping[str, object]) -> Res
     `folder`. A second process that asks meanwhile waits."""
 
     def ask(requests: Sequence[tuple[str, tuple[int, ...]]], params: SamplingParams, on_response: OnResponse) -> None:
+        sampled: list[tuple[int, int, Response]] = []
+
+        def keep(*answer: Any) -> None:
+            sampled.append(answer)
+            on_response(*answer)
+
         def build(place: Path) -> None:
-            sampled: list[tuple[int, int, Response]] = []
-            respond(requests, params, lambda *answer: sampled.append(answer))
+            respond(requests, params, keep)
             files.write_text(place / "answers.json", msgspec.json.encode(sampled).decode())
 
         whole = {**key, "requests": requests, "params": asdict(params)}
         built = cached_folder(name="answers", key=whole, build=build, cache_dir=folder)
-        answers = msgspec.json.decode((built / "answers.json").read_bytes(), type=list[tuple[int, int, Response]])
-        for answer in answers:
-            on_response(*answer)
+        if not sampled:
+            kept = (built / "answers.json").read_bytes()
+            for answer in msgspec.json.decode(kept, type=list[tuple[int, int, Response]]):
+                on_response(*answer)
 
     return ask
 

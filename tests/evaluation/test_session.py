@@ -153,7 +153,7 @@ def test_a_question_has_the_same_samples_whatever_is_around_it_and_is_asked_once
         whole = ask(questions, on_record=lambda record: events.append(record.question.id))
         alone = ask([questions[4]])
         sampled, respond = events.count("sampled"), ask.keywords["respond"]
-        for weights, grade_fails, expected in ((1, True, 1), (1, False, 1), (1, False, 1), (2, False, 2)):
+        for weights, grade_fails, expected in ((1, True, 0), (1, False, 1), (1, False, 1), (2, False, 2)):
             kept = local.asked_once(respond, tmp_path / "starts", {"weights": weights})
             on_record = (lambda _: pytest.fail("stopped while it grades")) if grade_fails else (lambda _: None)
             with pytest.raises(pytest.fail.Exception) if grade_fails else nullcontext():
