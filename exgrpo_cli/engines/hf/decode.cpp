@@ -21,7 +21,7 @@ constexpr int LANES = 8, TILE = 6;
 constexpr int LANES = 4, TILE = 6;
 #endif
 constexpr int PANEL = 32;
-constexpr int64_t DEPTH = 8 * LANES;     // inputs of a stretch of a panel, which stays in the first cache: 8 or 16 KB
+constexpr int64_t DEPTH = 64;            // inputs of a stretch of a panel, which stays in the first cache: 8 KB
 constexpr int64_t LOGITS = 1 << 22;      // of one pass over the head, unless fewer than LEAST_ROWS rows would go in
 constexpr int64_t LEAST_ROWS = 48, UNIT_ROWS = 64, BLOCK_ROWS = 4 * TILE;
 constexpr float LOWEST = -87.0f;         // e to this is the least normal number; below it is 0
@@ -55,9 +55,12 @@ struct Row {  // pages of the prompts' common beginning and of the rest of the r
 static int64_t panels(int64_t columns) { return (columns + PANEL - 1) / PANEL; }
 static int64_t padded(int64_t columns) { return panels(columns) * PANEL; }
 
-// Sums of M rows with one panel, on top of `out` where `add`: as many columns at a time as registers hold.
-template <int M>
-static void tile(const float* rows, int64_t stride, const float* panel, int64_t depth, float* out, bool add) {
+// Sums of M rows with one panel, on top of `out` where `add`: as many columns at a time as registers hold. A layer's
+// weights come from memory, once a step, so each tile asks for what comes next: where it is alone, the same inputs
+// further on, else its share, a line of 16 from `ahead` on every `step`, lest the first of many waits for all of it.
+template <int M, bool ALONE>
+static void tile(const float* rows, int64_t stride, const float* panel, int64_t depth, float* out, bool add,
+                 const float* ahead, int64_t step) {
   constexpr int WIDE = M <= 3 ? std::min(4, PANEL / LANES) : 2;  // few rows alone would wait for their own sums
   for (int at = 0; at < PANEL; at += WIDE * LANES) {
     Vector sums[M][WIDE];
@@ -68,9 +71,9 @@ static void tile(const float* rows, int64_t stride, const float* panel, int64_t 
       Vector columns[WIDE];
       for (int v = 0; v < WIDE; ++v) {
         columns[v] = load(weights + v * LANES);
-        // What comes next: a layer's weights come from memory, once a step.
-        __builtin_prefetch(weights + depth * PANEL + v * LANES, 0, 2);
+        if (ALONE) __builtin_prefetch(weights + depth * PANEL + v * LANES, 0, 2);
       }
+      if (!ALONE && !at) __builtin_prefetch(ahead + k * step, 0, 2);
       for (int m = 0; m < M; ++m)
         for (int v = 0; v < WIDE; ++v) sums[m][v] += rows[m * stride + k] * columns[v];
     }
@@ -79,21 +82,27 @@ static void tile(const float* rows, int64_t stride, const float* panel, int64_t 
   }
 }
 
-using Tile = void (*)(const float*, int64_t, const float*, int64_t, float*, bool);
-template <int... M>
+using Tile = void (*)(const float*, int64_t, const float*, int64_t, float*, bool, const float*, int64_t);
+template <bool ALONE, int... M>
 static Tile chosen(int64_t count, std::integer_sequence<int, M...>) {
-  static constexpr Tile all[] = {tile<M + 1>...};
+  static constexpr Tile all[] = {tile<M + 1, ALONE>...};
   return all[count - 1];
 }
 // Products of any number of rows with a panel, to out[row][32]: a stretch of it after the other, which all rows meet in
 // the first cache.
 static void multiply(const float* rows, int64_t count, int64_t stride, const float* panel, int64_t depth, float* out,
                      bool add) {
-  for (int64_t start = 0; start < depth; start += DEPTH)
-    for (int64_t at = 0; at < count; at += TILE)
-      chosen(std::min<int64_t>(TILE, count - at), std::make_integer_sequence<int, TILE>())(
-          rows + at * stride + start, stride, panel + start * PANEL, std::min(DEPTH, depth - start), out + at * PANEL,
-          add || start);
+  constexpr auto sizes = std::make_integer_sequence<int, TILE>();
+  const int64_t tiles = (count + TILE - 1) / TILE, step = (PANEL + tiles - 1) / tiles;
+  for (int64_t start = 0; start < depth; start += DEPTH) {
+    const int64_t size = std::min(DEPTH, depth - start);
+    const float *here = panel + start * PANEL, *ahead = here + size * PANEL;
+    for (int64_t at = 0; at < count; at += TILE, ahead += size * step) {
+      const int64_t many = std::min<int64_t>(TILE, count - at);
+      (tiles == 1 ? chosen<true>(many, sizes) : chosen<false>(many, sizes))(
+          rows + at * stride + start, stride, here, size, out + at * PANEL, add || start, ahead, step);
+    }
+  }
 }
 
 // e^x for x <= 88: 2^n e^r with |r| <= ln(2) / 2, of e^r the Taylor series to r^7, whose rest is 5e-9.
