@@ -75,7 +75,7 @@ REGIMES: Mapping[str, tuple[str, Mapping[str, Runs]]] = {
             "refill-near": Runs(seeds=range(340, 354)),
         },
     ),
-    "search, steps too large\n(1e-3, 16 and 8 starts)": (
+    "search, steps too large: on-policy\nends at 0 (1e-3, 16 and 8 starts)": (
         "search",
         {
             "exgrpo": Runs(seeds=range(360, 376)),

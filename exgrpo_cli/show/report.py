@@ -266,7 +266,7 @@ def _run_states(study: Study) -> dict[tuple[str, int], tuple[str, str]]:
 
 def _claims(study: Study) -> Iterator[page.Block]:
     yield output.rich_table(output.claim_rows(claims.claim_outcomes(study).values()), "What the finished runs say")
-    yield page.Paragraph(WORDS["sections"]["Claims"])
+    yield page.Paragraph(output.READ_CLAIMS)
 
 
 def _comparison(study: Study, report: Numbers) -> Iterator[page.Block]:

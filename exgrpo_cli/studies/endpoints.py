@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
-from scipy.special import stdtr, stdtrit
+from scipy.special import bdtr, stdtr, stdtrit
 
 from exgrpo_cli.base.statistics import CONFIDENCE, POWER, Interval, pass_at_k_by_question, pass_at_ks, wilson
 from exgrpo_cli.config.sections import require_known
@@ -44,6 +44,8 @@ class Effect(Interval):
     """Over seeds: far from the mean where a few seeds make the difference."""
     positive: int
     """Seeds with a difference above 0."""
+    sign_p: float
+    """Two-sided, by the signs of the seeds that differ: exact; 1 where none does."""
 
 
 def effect_over_questions(
@@ -92,6 +94,7 @@ def effect(differences: Float64[np.ndarray, " seeds"], error: float, bounds: tup
         unseen = wilson(0.0, seeds)[1] * max(mean - bounds[0], bounds[1] - mean)
         error = unseen / float(stdtrit(seeds - 1, 0.5 + CONFIDENCE / 2))
     low, high = ends(mean, error, seeds, CONFIDENCE)
+    positive, negative = int((differences > 0).sum()), int((differences < 0).sum())
     return Effect(
         mean=mean,
         low=max(bounds[0], low),
@@ -101,7 +104,8 @@ def effect(differences: Float64[np.ndarray, " seeds"], error: float, bounds: tup
         error=float(error),
         spread=float(differences.std(ddof=1)) if seeds > 1 else 0.0,
         median=float(np.median(differences)),
-        positive=int((differences > 0).sum()),
+        positive=positive,
+        sign_p=min(1.0, 2 * float(bdtr(min(positive, negative), positive + negative, 0.5))),
     )
 
 

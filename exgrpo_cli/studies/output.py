@@ -11,6 +11,7 @@ from exgrpo_cli.base import files, output, statistics
 from exgrpo_cli.runs.result import CurvePoint, verdict_of
 from exgrpo_cli.show.figures.comparisons import ArmScore, arm_comparison, arm_curves, claims_figure
 from exgrpo_cli.show.figures.run import memorising_figure
+from exgrpo_cli.show.figures.style import WORDS
 from exgrpo_cli.show.figures.written import save
 from exgrpo_cli.show.tables import TABLES, declared
 from exgrpo_cli.studies.endpoints import AT_EQUAL, endpoint_named
@@ -25,6 +26,8 @@ ELSEWHERE = (MAIN, "pass_at_n", "beyond_pass_at_1")
 """Endpoints that the first table has, or that follow from it; all others are in the second."""
 SPENT = declared("spent", {})
 """Columns of the third table."""
+READ_CLAIMS: str = WORDS["sections"]["Claims"]
+"""Words beside the table of claims."""
 Rows = list[list[str]]
 """Cells; the first row is the header."""
 
@@ -37,7 +40,7 @@ def report_study(study: Study) -> Numbers:
     name = output.in_markdown(study.name)
     checked = [(run, told) for run in study.runs if (told := verdict_of(run.folder))]
     parts = [
-        *([f"# {name}: claims", markdown(claim_rows(report["claims"].values()))] if study.claims else []),
+        *([f"# {name}: claims", markdown(claim_rows(report["claims"].values())), READ_CLAIMS] if study.claims else []),
         f"# {name}: {TITLE}",
         *(f"**{output.in_markdown(warning)}**" for warning in report["warnings"]),
         markdown(score_rows(report)),
@@ -64,6 +67,8 @@ def report_tables(study: Study, report: Numbers) -> list[Table]:
     # Differences of pass@k, times and other endpoints are in the report.
     scores = [[*row[:7], *row[8:9]] for row in score_rows(report)]
     claims = [rich_table(claim_rows(report["claims"].values()), "claims")] if study.claims else []
+    for table in claims:
+        table.caption = READ_CLAIMS
     table = rich_table(scores, f"{study.name}: {TITLE}")
     table.caption = "p (Holm): chance of a difference as large where there is none, adjusted for the number of arms"
     return [table, *claims]
@@ -119,8 +124,8 @@ def spending_rows(report: Numbers) -> Rows:
 
 def claim_rows(outcomes: Iterable[Numbers]) -> Rows:
     """The table of claims."""
-    header = ["claim", "regime", "contrast", "effect", "95 %", "median, above 0", "asked, of the control's gain"]
-    rows = [[*header, "verdict", "seeds", "tokens", "time"]]
+    header = ["claim", "regime", "contrast", "effect", "95 %", "median, above 0 (sign test)"]
+    rows = [[*header, "asked, of the control's gain", "verdict", "seeds", "tokens", "time"]]
     for found in outcomes:
         contrast = min(found["contrasts"], key=_distance)
         effect, gains = contrast["effect"], contrast["control_gains"]
@@ -131,7 +136,7 @@ def claim_rows(outcomes: Iterable[Numbers]) -> Rows:
                 contrast["contrast"] + " *" * bool(contrast.get("shared_arms")),
                 f"{effect['mean']:+.3f}" if effect else "",
                 span(effect) if effect and effect["seeds"] > 1 else "",
-                f"{effect['median']:+.3f}, {effect['positive']} of {effect['seeds']}" if effect else "",
+                "{median:+.3f}, {positive} of {seeds} ({sign_p:.3f})".format_map(effect) if effect else "",
                 f"{abs(contrast['threshold']):g}" + (f" of {gains:.3f}" if gains is not None else ""),
                 found["verdict"],
                 f"{found['seeds']} of {found['seeds_needed']}{_order(found)}",

@@ -6,6 +6,7 @@ of arms x seeds, or one run over several hosts), saved and requeued when their t
 were killed.
 """
 
+import itertools
 import math
 import os
 import re
@@ -285,18 +286,20 @@ def run_all(
     Warns (DamageWarning) of damage that a run has found and passed over. Raises Interrupted after a stop signal.
     """
     waiting = list(waiting)
+    shares = {run.label: done_share(run) for run in waiting}
     started: dict[str, tuple[StudyRun, Any, int]] = {}
     kills: Counter[str] = Counter()
     failed: list[tuple[StudyRun, str]] = []
     with output.Stopper() as stopper:
         try:
             while waiting or started:
-                left = [*waiting, *(run for run, *_ in started.values()), *(run for run, _ in failed)]
-                done = 100 - math.ceil(100 * sum(1 - done_share(run) for run in left) / len(study.runs))
+                shares |= {label: done_share(run) for label, (run, *_) in started.items()}
+                left = [*(run.label for run in waiting), *started, *(run.label for run, _ in failed)]
+                done = 100 - math.ceil(100 * sum(1 - shares[label] for label in left) / len(study.runs))
                 if len(study.runs) > 1:
                     reporter.progress(min(done, 99), 100, "the study, in per cent")
-                ready = [ready for run in waiting if (ready := budgeted(study, run)) is not None]
-                ready = ready[: launcher.at_once - len(started)]
+                given = (ready for run in waiting if (ready := budgeted(study, run)) is not None)
+                ready = list(itertools.islice(given, launcher.at_once - len(started)))
                 begun = {run.label for run in ready}
                 waiting = [run for run in waiting if run.label not in begun]
                 # What stands in a log before is an earlier process's.

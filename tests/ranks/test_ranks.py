@@ -113,7 +113,8 @@ def test_two_processes_ask_draw_and_choose_as_one_does(small_config, tmp_path: P
     At the learning rate of the paper the weights stay together: Adam moves a weight whose gradient is all rounding by
     1e-6 either way, which the gradients of later updates do not show.
     """
-    config = small_config("run.steps=4", "data.heldout=none", "optim.learning_rate=1e-6", "optim.warmup_steps=0")
+    settings = ("run.steps=4", "data.heldout=none", "optim.learning_rate=1e-6", "optim.warmup_steps=0")
+    config = small_config(*settings, "data.barred=0.3")
     (tmp_path / "settings.toml").write_text(to_toml(config))
     alone = train_and_note(ALONE, tmp_path)
     done = two_ranks("recorded", tmp_path)
@@ -123,7 +124,8 @@ def test_two_processes_ask_draw_and_choose_as_one_does(small_config, tmp_path: P
     assert theirs.draws().to_pylist() == ours.draws().to_pylist()
     chosen = ["step", "question_id", "trajectory_id", "chosen"]
     assert theirs.scores(chosen).to_pylist() == ours.scores(chosen).to_pylist()
-    assert sum(row["chosen"] for row in ours.scores(chosen).to_pylist()) > 0
+    replayed = [row["question_id"] for row in ours.scores(chosen).to_pylist() if row["chosen"]]
+    assert replayed and not any(config.data.is_barred(question, config.run.seed) for question in replayed)
     assert len(alone) == 8
     for rank in range(2):
         for mine, gradient in zip(alone, torch.load(tmp_path / f"gradients-{rank}.pt"), strict=True):

@@ -1,5 +1,6 @@
 """Verdicts against studies whose effect is known, and what a report makes of results: equal tokens, pass@k, Holm."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from exgrpo_cli.studies.endpoints import (
 from exgrpo_cli.studies.report import compare_runs
 
 SMALLEST = 0.03
+BOUNDS = (-1.0, 1.0)
 
 
 def simulated(effect: float, rng: np.random.Generator, *, seeds: int = 8, unlike: float = 0.1) -> np.ndarray:
@@ -42,11 +44,15 @@ def simulated(effect: float, rng: np.random.Generator, *, seeds: int = 8, unlike
     return np.asarray(arms[0] - arms[1])
 
 
-def rates(true_effect: float, studies: int, unlike: float = 0.1) -> dict[Verdict, float]:
-    """Share of simulated studies with each verdict about an effect above SMALLEST."""
+def rates(
+    true_effect: float, studies: int, unlike: float = 0.1, asked: Sequence[float] = (SMALLEST,)
+) -> dict[Verdict, float]:
+    """Share of simulated studies with each verdict about effects above each of `asked`, all of that true size."""
     rng = np.random.default_rng(7)
     found = [
-        verdict([effect_over_questions(simulated(true_effect, rng, unlike=unlike), bounds=(-1.0, 1.0))], [SMALLEST])
+        verdict(
+            [effect_over_questions(simulated(true_effect, rng, unlike=unlike), bounds=BOUNDS) for _ in asked], [*asked]
+        )
         for _ in range(studies)
     ]
     return {each: found.count(each) / studies for each in Verdict}
@@ -73,6 +79,9 @@ def test_an_effect_over_seeds_and_questions_is_that_of_the_formula() -> None:
 def test_the_p_value_of_few_seeds_is_exact() -> None:
     """Of 2^5 ways to give five differences signs two have a mean as far from 0 as all of one sign."""
     assert effect_over_seeds(np.array([0.01, 0.02, 0.02, 0.03, 0.9]), bounds=(-1.0, 1.0)).p_value == 2 / 32
+    # By signs alone: 2 of 32, and of three with one against them all eight; a difference of 0 has no sign.
+    for differences, chance in (([0.1] * 4 + [2.0], 2 / 32), ([3.0, 1.0, -2.0], 1.0), ([0.0, 1.0, 1.0], 0.5)):
+        assert effect_over_seeds(np.array(differences), bounds=(-9.0, 9.0)).sign_p == pytest.approx(chance)
     # Sums of (+-3 +-1 +-2): +-6, +-4, +-2 and twice 0; all but the zeros are as far as 2.
     assert effect_over_seeds(np.array([3.0, 1.0, -2.0]), bounds=(-9.0, 9.0)).p_value == 6 / 8
     rng = np.random.default_rng(1)
@@ -90,6 +99,15 @@ def test_at_the_end_of_a_verdict_it_is_as_rare_as_promised(truth: float, verdict
     found = rates(truth, 1000)
     assert all(found[each] <= 0.04 for each in verdicts)
     assert sum(found[each] for each in verdicts) >= 0.01, "intervals that never err are too wide"
+
+
+@pytest.mark.slow
+def test_claims_of_no_loss_and_of_two_effects_err_as_rarely() -> None:
+    """A loss as large as is allowed, called none; two effects at the smallest, or at minus it, of which one errs."""
+    assert 0.005 <= rates(-SMALLEST, 1000, asked=[-SMALLEST])[Verdict.SUPPORTED] <= 0.04
+    assert rates(SMALLEST, 500, asked=[SMALLEST, SMALLEST])[Verdict.SUPPORTED] <= 0.01
+    assert rates(SMALLEST, 500, asked=[SMALLEST, SMALLEST])[Verdict.TOO_SMALL] <= 0.045
+    assert rates(-SMALLEST, 500, asked=[SMALLEST, SMALLEST])[Verdict.REVERSED] <= 0.045
 
 
 @pytest.mark.slow

@@ -323,7 +323,7 @@ class ValidationSettings:
     """First so many held-out questions only, the same ones every time; 0 is all."""
     train_questions: int = setting(0, NON_NEGATIVE)
     """Training questions, chosen once by `seed`, that are asked before and after training as held-out ones are:
-    `result.json` then tells what was memorised. 0 asks none."""
+    `result.json` then has what each gained. 0 asks none."""
     seed: int = setting(0, NON_NEGATIVE)
     """Seed of those answers, and of the choice of training questions."""
 

@@ -38,7 +38,10 @@ def finish_training(process: subprocess.Popen) -> None:
 
 @pytest.fixture(scope="module")
 def uninterrupted(small_config, tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Path]:
-    config, folder = small_config("run.steps=10", "run.save_every=2"), tmp_path_factory.mktemp("uninterrupted")
+    config, folder = (
+        small_config("run.steps=10", "run.save_every=2", "data.barred=0.4"),
+        tmp_path_factory.mktemp("uninterrupted"),
+    )
     finish_training(start_training(config, folder / "run", folder))
     return config, folder / "run"
 
@@ -46,7 +49,7 @@ def uninterrupted(small_config, tmp_path_factory: pytest.TempPathFactory) -> tup
 @pytest.mark.engines
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
 def test_a_resumed_run_equals_an_uninterrupted_one(stop, uninterrupted, tmp_path) -> None:
-    """Same metrics (times aside), same ledger, same final weights, bit for bit."""
+    """Same metrics but times, same ledger, same final weights, bit for bit; of barred questions nothing is stored."""
     (config, whole), cut = uninterrupted, tmp_path / "cut"
     process = start_training(config, cut, tmp_path)
     wait_for_step(cut, 3, process)
@@ -60,6 +63,10 @@ def test_a_resumed_run_equals_an_uninterrupted_one(stop, uninterrupted, tmp_path
     finish_training(start_training(config, cut, tmp_path, "--resume"))
     assert_same_run(cut, whole)
     assert (cut / "config.toml").read_text() == (whole / "config.toml").read_text()
+    reader = LedgerReader(cut / "replay")
+    asked, scored = ({row["question_id"] for row in rows.to_pylist()} for rows in (reader.visits(), reader.scores()))
+    barred = {question for question in asked if config.data.is_barred(question, config.run.seed)}
+    assert barred and scored and not barred & scored
 
 
 @pytest.mark.slow
