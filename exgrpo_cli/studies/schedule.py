@@ -298,7 +298,7 @@ def run_all(
                 done = 100 - math.ceil(100 * sum(1 - shares[label] for label in left) / len(study.runs))
                 if len(study.runs) > 1:
                     reporter.progress(min(done, 99), 100, "the study, in per cent")
-                given = (ready for run in waiting if (ready := budgeted(study, run)) is not None)
+                given = (each for run in waiting if (each := budgeted(study, run)) is not None)
                 ready = list(itertools.islice(given, launcher.at_once - len(started)))
                 begun = {run.label for run in ready}
                 waiting = [run for run in waiting if run.label not in begun]
