@@ -23,6 +23,13 @@ from exgrpo_cli.engines.hf import native
 from exgrpo_cli.engines.hf.generator import HFGenerator
 
 SOURCE = Path(native.__file__).with_name("decode.cpp")
+SHAPES = [
+    ({"hidden_size": 40, "intermediate_size": 50, "num_attention_heads": 6, "head_dim": 20}, 1, 2),
+    ({"num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 34}, 33, 70),
+    ({"vocab_size": 152_000}, 3, 3),
+    ({"max_position_embeddings": 8192, "num_hidden_layers": 1}, 4096, 4),
+]
+"""Of a model, with the lengths of prompt and response."""
 
 
 @pytest.fixture
@@ -56,7 +63,7 @@ def exact_logprobs(model: PreTrainedModel, request: types.RolloutRequest, rollou
     return torch.log_softmax(logits, -1)[torch.arange(len(logits)), rollout.token_ids.astype(np.int64)].numpy()
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "mistral"])
 @pytest.mark.parametrize("top_p", [1.0, 0.7])
 def test_rollouts_equal_one_token_at_a_time(family: str, top_p: float) -> None:
     """Six rows at a time: rows end, are replaced and move; pages are given back and taken again."""
@@ -72,15 +79,7 @@ def test_log_probs_and_entropies_are_those_of_a_full_forward_pass() -> None:
     slow_sampler.assert_as_one_full_pass(groups, build_model(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("shape", "prompt", "tokens"),
-    [
-        ({"hidden_size": 40, "intermediate_size": 50, "num_attention_heads": 6, "head_dim": 20}, 1, 2),
-        ({"num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 34}, 33, 70),
-        ({"vocab_size": 152_000}, 3, 3),
-        ({"max_position_embeddings": 8192, "num_hidden_layers": 1}, 4096, 4),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("shape", "prompt", "tokens"), SHAPES)
 def test_sizes_that_are_no_multiples_of_a_panel(shape: dict[str, int], prompt: int, tokens: int) -> None:
     """Odd widths, a page that begins and ends within a response, a wide vocabulary, a long prompt that is shared."""
     torch.manual_seed(0)
@@ -127,17 +126,23 @@ def test_draws_follow_the_distribution() -> None:
     assert chisquare(np.bincount(pairs, minlength=25), expected).pvalue > 1e-3
 
 
-def test_threads_change_no_bit() -> None:
+def test_draws_walk_over_all_stretches_of_a_wide_vocabulary() -> None:
+    model = of_config("llama", vocab_size=700, initializer_range=0.02).eval()
+    request, params = one_prompt(3, 700, range(60)), replace(PARAMS, max_new_tokens=4)
+    (group,) = native_generator(model).generate([request], params)
+    drawn = [rollout.token_ids.tolist() for rollout in group]
+    assert drawn == [slow_sampler.slow_rollout(model, request.prompt_ids, seed, params)[0] for seed in request.seeds]
+    assert len({token // 64 for tokens in drawn for token in tokens[1:]}) == 11
+
+
+def test_threads_change_no_bit(monkeypatch) -> None:
+    """Threads of the native steps alone: sums of torch, which reads the prompts, depend on them."""
     found = []
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            groups = native_generator(build_model(dtype=torch.float32)).generate(requests(), PARAMS)
-            # The first token is drawn by torch, whose sums depend on threads.
-            found.append([(each.token_ids.tolist(), each.engine_logprobs[1:].tolist()) for each in flat(groups)])
-    finally:
-        torch.set_num_threads(1)
-    assert [tokens for tokens, _ in found[0]] == [tokens for tokens, _ in found[1]]
+    for threads in (1, 2):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        groups = native_generator(build_model(dtype=torch.float32)).generate(requests(), PARAMS)
+        found.append([(each.token_ids.tolist(), each.engine_logprobs.tolist()) for each in flat(groups)])
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("from_the_start", [True, False])
@@ -211,7 +216,7 @@ def test_models_of_another_shape_are_left_to_transformers(model) -> None:
 
 @pytest.mark.engines
 def test_memory_under_a_sanitizer(tmp_path) -> None:
-    """The whole of this file's sampling in a process that watches every read and write of the library."""
+    """Sampling of this file in a process that watches every read and write of the library."""
     native_generator(build_model(dtype=torch.float32))
     runtime = subprocess.run(["c++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
     flags = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g")
@@ -225,7 +230,10 @@ for family in ("qwen2", "qwen3", "llama"):
     for top_p in (1.0, 0.7):
         tests.test_rollouts_equal_one_token_at_a_time(family, top_p)
 tests.test_a_beginning_that_prompts_share_is_read_once_and_changes_nothing()
-tests.test_sizes_that_are_no_multiples_of_a_panel(dict(hidden_size=40, num_attention_heads=6, head_dim=20), 33, 70)
+for shape, prompt, tokens in tests.SHAPES:
+    tests.test_sizes_that_are_no_multiples_of_a_panel(shape, prompt, tokens)
+tests.test_log_probs_and_entropies_are_those_of_a_full_forward_pass()
+tests.test_draws_walk_over_all_stretches_of_a_wide_vocabulary()
 print("all read and written within bounds")
 """
     variables = {"LD_PRELOAD": runtime.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0", "EXGRPO_CACHE": str(tmp_path)}

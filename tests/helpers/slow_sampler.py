@@ -16,7 +16,15 @@ SHAPE = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "initializer_range": 0.3, "max_position_embeddings": 64, "eos_token_id": list(EOS),
 }  # fmt: skip
-FAMILIES = {"qwen2": {"tie_word_embeddings": True}, "qwen3": {"head_dim": 16}, "llama": {}}
+FAMILIES = {
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 16},
+    "llama": {},
+    "mistral": {
+        "sliding_window": None,
+        "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4},
+    },
+}
 
 
 Slow = list[list[tuple[list[int], list[float]]]]
@@ -24,12 +32,16 @@ Slow = list[list[tuple[list[int], list[float]]]]
 
 
 def of_config(family: str, **more: object) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SHAPE, **more))
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SHAPE | more))
 
 
 def build_model(family: str = "qwen2", dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    """Biases and norms are drawn too: as they are made, biases are 0 and norms 1, and would not be seen."""
     torch.manual_seed(0)
-    return of_config(family, **FAMILIES[family]).to(dtype).eval()
+    model = of_config(family, **FAMILIES[family])
+    for vector in (each for each in model.parameters() if each.ndim == 1):
+        vector.detach().add_(0.3 * torch.randn_like(vector))
+    return model.to(dtype).eval()
 
 
 def requests() -> list[RolloutRequest]:
@@ -54,7 +66,11 @@ def slow_rollout(
     for uniform in row_uniforms(seed, params.max_new_tokens):
         logits = model(input_ids=torch.tensor([ids + tokens])).logits[0, -1]
         probabilities = torch.softmax(logits / params.temperature, -1).tolist()
-        order = range(VOCAB) if params.top_p == 1 else np.argsort(-np.array(probabilities), kind="stable").tolist()
+        order = (
+            range(len(probabilities))
+            if params.top_p == 1
+            else np.argsort(-np.array(probabilities), kind="stable").tolist()
+        )
         kept, mass = [], 0.0
         for token in order:
             if params.top_p < 1 and mass >= params.top_p:
