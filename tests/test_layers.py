@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from processes import python
 
 ROOT = Path(__file__).parents[1]
 TABLE = re.findall(r"^\| (\d+) \| (.*) \|$", (ROOT / "docs" / "architecture.md").read_text(), flags=re.MULTILINE)
@@ -85,3 +86,11 @@ def test_a_module_imports_from_the_layers_below(path):
 )  # fmt: skip
 def test_the_rule_itself(package, name, allowed):
     assert (violations(package, [name]) == []) is allowed
+
+
+@pytest.mark.parametrize("command", ["train --dry-run", "ablate --methods grpo,exgrpo --seeds 2 --dry-run", "presets"])
+def test_what_only_plans_imports_neither_torch_nor_transformers(command: str, tmp_path: Path) -> None:
+    ran = f"import runpy, sys; sys.argv = {['exgrpo', *command.split()]!r}; runpy.run_module('exgrpo_cli', None, '__main__')"
+    found = "import sys; print([each for each in ('torch', 'transformers') if each in sys.modules], file=sys.stderr)"
+    done = python("-c", f"import atexit; atexit.register(exec, {found!r}); {ran}", cwd=tmp_path)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "[]"), done.stderr
