@@ -90,7 +90,7 @@ def test_the_rule_itself(package, name, allowed):
 
 @pytest.mark.parametrize("command", ["train --dry-run", "ablate --methods grpo,exgrpo --seeds 2 --dry-run", "presets"])
 def test_what_only_plans_imports_neither_torch_nor_transformers(command: str, tmp_path: Path) -> None:
-    ran = f"import runpy, sys; sys.argv = {['exgrpo', *command.split()]!r}; runpy.run_module('exgrpo_cli', None, '__main__')"
-    found = "import sys; print([each for each in ('torch', 'transformers') if each in sys.modules], file=sys.stderr)"
-    done = python("-c", f"import atexit; atexit.register(exec, {found!r}); {ran}", cwd=tmp_path)
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "[]"), done.stderr
+    told = "print([each for each in ('torch', 'transformers') if each in sys.modules], file=sys.stderr)"
+    code = f"import sys; from exgrpo_cli.commands import run; assert run(sys.argv[1:]) == 0; {told}"
+    done = python("-c", code, *command.split(), cwd=tmp_path)
+    assert done.stderr.splitlines()[-1] == "[]", done.stderr
