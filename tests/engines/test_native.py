@@ -178,6 +178,16 @@ def test_without_a_library_one_line_and_the_reference(variables, reason, monkeyp
     slow_sampler.assert_as_one_token_at_a_time(generator.generate(requests(), PARAMS), slowly(build_model()))
 
 
+def test_a_compiler_that_hangs_is_given_up(tmp_path, monkeypatch, afresh) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\nexec sleep 600\n")
+    compiler.chmod(0o755)
+    monkeypatch.setattr(native, "COMPILE_SECONDS", 0.2)
+    for name, value in {"CXX": str(compiler), "EXGRPO_CACHE": str(tmp_path / "cache")}.items():
+        monkeypatch.setenv(name, value)
+    assert native.native_library() == f"'{compiler}' is not done after 0.2 s"
+
+
 def test_a_library_that_computes_something_else_is_found_out(tmp_path, monkeypatch) -> None:
     """A rotation that leaves out half of itself."""
     wrong = SOURCE.read_text(encoding="utf-8").replace("high * cosine[i] + low * sine[i]", "high * cosine[i]")
@@ -224,7 +234,7 @@ def test_memory_under_a_sanitizer(tmp_path) -> None:
 import sys
 sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]!r}
 from exgrpo_cli.engines.hf import native
-native.FLAGS = (*native.FLAGS, *{flags!r})
+native.FLAGS, native.COMPILE_SECONDS = (*native.FLAGS, *{flags!r}), 600
 import test_native as tests
 for family in ("qwen2", "qwen3", "llama"):
     for top_p in (1.0, 0.7):

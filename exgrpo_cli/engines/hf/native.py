@@ -85,8 +85,10 @@ def _compile(compiler: str, source: Path, library: Path) -> None:
         command = [compiler, *flags, str(source), "-o", str(library)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
+        except OSError as error:
             raise errors.InputError(f"no C++ compiler answers as {compiler!r}") from error
+        except subprocess.TimeoutExpired as error:
+            raise errors.InputError(f"{compiler!r} is not done after {COMPILE_SECONDS} s") from error
         if not done.returncode:
             return
     raise errors.InputError(f"{compiler!r} fails: {(done.stderr.strip() or 'no message').splitlines()[0]}")
