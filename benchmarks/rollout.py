@@ -3,6 +3,7 @@
     python benchmarks/rollout.py                    # one thread, 32 questions x 8 rollouts
     python benchmarks/rollout.py --threads 2 --json
     python benchmarks/rollout.py --shape smollm2    # sampling over its arithmetic floor: tiny, 30m or smollm2
+    python benchmarks/rollout.py --shape 30m --reference    # the native decoding step beside transformers' pass
 
 Sampling: `skewed`, lengths spread geometrically from 1 to 4 times their mean, rows replaced as they end; `full`, an
 uninterrupted batch, all rows running to twice that mean, so that a token has as many before it on average. Scoring and
@@ -18,7 +19,9 @@ all prompts begin with, once. Medians; the rate is measured before each repeat.
 
 import argparse
 import json
+import os
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -27,9 +30,11 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow
+from exgrpo_cli.base.errors import ToolkitWarning
 from exgrpo_cli.base.types import RolloutRequest, SamplingParams, TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.run import OptimSettings
+from exgrpo_cli.engines.hf import native
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.engines.policy.adamw import torch_policy
 
@@ -126,7 +131,8 @@ def sampling_flops(shape: dict[str, int], lengths: list[int]) -> float:
     return 2 * shape["layers"] * layer * read + 2 * hidden * shape["vocab"] * heads + 4 * width * columns
 
 
-def over_floor(shape: dict[str, int], repeats: int) -> dict[str, float]:
+def loaded(shape: dict[str, int]) -> tuple[HFGenerator, list[RolloutRequest], SamplingParams]:
+    """A model of this shape with random weights, by the decoding step that the environment chooses, and its batch."""
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(
         Qwen2Config(
@@ -143,7 +149,11 @@ def over_floor(shape: dict[str, int], repeats: int) -> dict[str, float]:
     ]
     ends = range(vocab // shape["mean"]) if shape["mean"] else [vocab]
     generator = HFGenerator(model, max_rows=shape["questions"] * GROUP_SIZE, eos_ids=[*ends])
-    params = SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=shape["most"], entropies=True)
+    return generator, load, SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=shape["most"], entropies=True)
+
+
+def over_floor(shape: dict[str, int], repeats: int) -> dict[str, float]:
+    generator, load, params = loaded(shape)
     found = []
     for _ in range(repeats + 1):
         floor_rate, start = gemm_gflops(), time.process_time()
@@ -153,6 +163,34 @@ def over_floor(shape: dict[str, int], repeats: int) -> dict[str, float]:
         found.append((floor_rate, sum(lengths), seconds, floor, seconds / floor))
     names = "gemm_gflops", "tokens", "seconds", "floor_seconds", "over_floor"
     return dict(zip(names, np.median(found[1:], axis=0).tolist(), strict=True))
+
+
+def beside_reference(shape: dict[str, int]) -> dict[str, float]:
+    """Tokens alike and log-probs apart. Raises SystemExit where there is no native decoding step."""
+    by_engine = []
+    for switch in ("1", "0"):
+        os.environ[native.SWITCH] = switch
+        native.native_library.cache_clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ToolkitWarning)
+            generator, load, params = loaded(shape)
+        if switch == "1" and isinstance(reason := native.native_library(), str):
+            raise SystemExit(f"no native decoding step: {reason}")
+        by_engine.append([row for group in generator.generate(load, params) for row in group])
+    alike, compared = 0, []
+    for ours, theirs in zip(*by_engine, strict=True):
+        both = min(len(ours.token_ids), len(theirs.token_ids))
+        same = ours.token_ids[:both] == theirs.token_ids[:both]
+        alike += int(same.sum())
+        until = both if same.all() else int(same.argmin())
+        compared.append(np.abs(ours.engine_logprobs[:until] - theirs.engine_logprobs[:until]))
+    apart = np.concatenate(compared)
+    return {
+        "tokens": float(sum(len(row.token_ids) for row in by_engine[1])),
+        "tokens_alike": float(alike),
+        "logprobs_apart_mean": float(apart.mean()),
+        "logprobs_apart_most": float(apart.max()),
+    }
 
 
 def measure(num_questions: int, repeats: int) -> dict[str, float]:
@@ -183,11 +221,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=8)
     parser.add_argument("--shape", choices=sorted(SHAPES), help="sampling of this shape over its floor, and no more")
+    parser.add_argument("--reference", action="store_true", help="of --shape, the native step beside transformers'")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
+    if arguments.reference and not arguments.shape:
+        parser.error("--reference compares the rollouts of a --shape")
     torch.set_num_threads(arguments.threads)
     if arguments.shape:
-        figures = over_floor(dict(zip(SIZES, SHAPES[arguments.shape], strict=True)), arguments.repeats)
+        shape = dict(zip(SIZES, SHAPES[arguments.shape], strict=True))
+        figures = beside_reference(shape) if arguments.reference else over_floor(shape, arguments.repeats)
     else:
         figures = measure(arguments.questions, arguments.repeats)
     if arguments.json:
@@ -195,7 +237,8 @@ def main() -> None:
         return
     for name, value in figures.items():
         plain = value < 1000 or arguments.shape
-        print(f"{name:20} {value:12,.2f}" if plain else f"{name:20} {value:12,.0f} tokens/s")
+        form = ".1e" if name.startswith("logprobs") else ",.2f"
+        print(f"{name:20} {value:12{form}}" if plain else f"{name:20} {value:12,.0f} tokens/s")
 
 
 if __name__ == "__main__":

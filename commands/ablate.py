@@ -53,15 +53,20 @@ def ablate(
 def _print_runs(study: "Study", to_go: str) -> None:
     from exgrpo_cli.base.versions import now
     from exgrpo_cli.studies.claims import claim_of
+    from exgrpo_cli.studies.planning import held_out_before
 
     plan = study.describe()
     against = f", against {plan['baseline']}" if plan["baseline"] else ""
     cli.talk(f"study {plan['name']} in {plan['folder']}{against}:\n{to_go}")
-    hashes = dict(each.rsplit(" ", 1) for run in study.unfinished for each in run.config.run.claims)
+    begun = {tuple(each.rsplit(" ", 1)): run.config for run in study.unfinished for each in run.config.run.claims}
+    fixed = {name: (digest, config) for (name, digest), config in begun.items()}
     for name, stated in study.claims.items():
         cli.talk(str(claim_of(name, stated)))
-        if name in hashes and "fixed" not in stated:
-            cli.talk(f"Before its first run put into its file:\n[fixed]\nat = {now()!r}\nhash = {hashes[name]!r}")
+        if name in fixed and "fixed" not in stated:
+            digest, config = fixed[name]
+            if again := held_out_before(name, config):
+                cli.talk(again)
+            cli.talk(f"Before its first run put into its file:\n[fixed]\nat = {now()!r}\nhash = {digest!r}")
     for run in plan["runs"]:
         cli.write_data(f"{run['arm']}\tseed {run['seed']}\t{run['steps']} steps\t{run['state']}\t{run['folder']}")
 

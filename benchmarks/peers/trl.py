@@ -6,6 +6,7 @@
     python benchmarks/peers/trl.py --python trl-env/bin/python
     python benchmarks/peers/trl.py --python trl-env/bin/python --shape 30m
     python benchmarks/peers/trl.py --python trl-env/bin/python --shape smollm2 --set backbone.source=FILE.gguf
+    python benchmarks/peers/trl.py --beside optim.matmul_dtype=bfloat16    # exgrpo itself, by other settings
 
 Each trains in a process of its own, and they take steps in turn: what else the machine does meets both. A step is
 B questions x K rollouts, their grading, log-probs under the policy that sampled them and M updates; ours also keeps the
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from multiprocessing.connection import Client, Connection, Listener
@@ -57,12 +58,12 @@ SETTINGS = (
     "run.steps=1000000",
     "run.plots=false",
 )
-NAMES = ("exgrpo", "trl")
+NAMES = ("exgrpo", "other")
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def train_ours(load: Mapping[str, Any], channel: Connection) -> None:
-    """Train as `exgrpo train` does, waiting for a word after every step."""
+def train_ours(load: Mapping[str, Any], channel: Connection, further: Sequence[str] = ()) -> None:
+    """Train as `exgrpo train` does, with `further` settings, waiting for a word after every step."""
     from exgrpo_cli.base.errors import Interrupted
     from exgrpo_cli.base.reporter import SilentReporter
     from exgrpo_cli.config.layers import build_config
@@ -76,7 +77,7 @@ def train_ours(load: Mapping[str, Any], channel: Connection) -> None:
 
     with tempfile.TemporaryDirectory() as folder, suppress(Interrupted):
         train(
-            build_config(backbone=load["backbone"], assignments=load["settings"]),
+            build_config(backbone=load["backbone"], assignments=[*load["settings"], *further]),
             Path(folder) / "run",
             reporter=Waiting(),
         )
@@ -191,15 +192,14 @@ def start(name: str, python: str, folder: Path, threads: int) -> tuple[subproces
         return process, listener.accept()
 
 
-def measure(python: str, shape: str, threads: int, steps: int, warmup: int, settings: list[str]) -> dict[str, Any]:
+def measure(python: str | None, load: Mapping[str, Any], steps: int, warmup: int) -> dict[str, Any]:
     """Wall and CPU seconds and tokens of `steps` steps of both, taken in turn after `warmup` steps each."""
-    load = make_load(shape, threads, settings)
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in NAMES}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "load.json").write_text(json.dumps(load))
         trainers = {
-            name: start(name, path, Path(folder), threads)
-            for name, path in zip(NAMES, (sys.executable, python), strict=True)
+            name: start(name, path, Path(folder), load["threads"])
+            for name, path in zip(NAMES, (sys.executable, python or sys.executable), strict=True)
         }
         for _, channel in trainers.values():
             channel.recv()
@@ -217,18 +217,20 @@ def measure(python: str, shape: str, threads: int, steps: int, warmup: int, sett
     return {name: rows[warmup - 1 :] for name, rows in taken.items()}
 
 
-def versions(python: str) -> str:
+def versions(python: str | None) -> str:
     """Of what both run on."""
+    ours = f"exgrpo {version('exgrpo')}, torch {version('torch')}, transformers {version('transformers')}"
+    if python is None:
+        return ours
     code = "from importlib.metadata import version as v; print(v('trl'), v('torch'), v('transformers'))"
     found = subprocess.run([python, "-P", "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    ours = f"exgrpo {version('exgrpo')}, torch {version('torch')}, transformers {version('transformers')}"
     return f"{ours}; TRL {found[0]}, torch {found[1]}, transformers {found[2]}"
 
 
-def show(taken: Mapping[str, list[dict[str, float]]]) -> None:
-    """Medians of both, and medians of the ratios of steps taken in turn."""
+def show(taken: Mapping[str, list[dict[str, float]]], name: str) -> None:
+    """Medians of exgrpo and the other, `name`, and medians of the ratios of steps taken in turn."""
     ours, theirs = (taken[name] for name in NAMES)
-    print(f"{'a step':22}{'exgrpo':>10}{'TRL':>10}{'TRL / exgrpo':>15}{'by quarter':>16}")
+    print(f"{'a step':22}{'exgrpo':>10}{name:>10}{f'{name} / exgrpo':>17}{'by quarter':>16}")
     for key, label, form in (
         ("wall", "seconds", ".2f"),
         ("cpu", "CPU seconds", ".2f"),
@@ -238,12 +240,13 @@ def show(taken: Mapping[str, list[dict[str, float]]]) -> None:
         ratios = [other[key] / own[key] for own, other in zip(ours, theirs, strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
         one, other = (statistics.median(row[key] for row in rows) for rows in (ours, theirs))
-        print(f"{label:22}{one:10{form}}{other:10{form}}{middle:15.2f}{f'{low:.2f} - {high:.2f}':>16}")
+        print(f"{label:22}{one:10{form}}{other:10{form}}{middle:17.2f}{f'{low:.2f} - {high:.2f}':>16}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", help="the interpreter of TRL's environment")
+    parser.add_argument("--beside", action="append", default=[], metavar="KEY=VALUE", help="of exgrpo in TRL's place")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="tiny")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=10, help="steps of each that count")
@@ -255,14 +258,17 @@ def main() -> None:
     if options.train:
         load = json.loads((options.folder / "load.json").read_text())
         with Client(str(options.folder / options.train)) as channel:
-            {"exgrpo": train_ours, "trl": train_theirs}[options.train](load, channel)
+            if options.train == "other" and not load["beside"]:
+                train_theirs(load, channel)
+            else:
+                train_ours(load, channel, load["beside"] if options.train == "other" else ())
         return
-    if not options.python:
-        parser.error("--python names the interpreter of an environment with TRL (see above)")
+    if bool(options.python) == bool(options.beside):
+        parser.error("give either --python, the interpreter of an environment with TRL (see above), or --beside")
     print(f"{versions(options.python)}; {options.shape}, threads {options.threads}, {os.cpu_count()} cores")
     print(f"load average before {os.getloadavg()[0]:.1f}", flush=True)
-    taken = measure(options.python, options.shape, options.threads, options.steps, options.warmup, options.set)
-    show(taken)
+    load = make_load(options.shape, options.threads, options.set) | {"beside": options.beside}
+    show(measure(options.python, load, options.steps, options.warmup), "TRL" if options.python else "beside")
     print(f"load average after {os.getloadavg()[0]:.1f}")
 
 

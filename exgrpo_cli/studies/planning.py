@@ -15,14 +15,15 @@ from pathlib import Path
 from exgrpo_cli.base.errors import InputError, shown
 from exgrpo_cli.base.files import require_writable
 from exgrpo_cli.config import layers, sections
-from exgrpo_cli.config.names import BUILT_IN, DIRECTIONS, GYM, check_functions, section_of_made
+from exgrpo_cli.config.names import BUILT_IN, DIRECTIONS, GYM, check_functions, is_made, section_of_made
 from exgrpo_cli.config.requests import StudyRequest
 from exgrpo_cli.config.settings import NOT_HASHED, PINNED, Author, Config, Written, resolve
 from exgrpo_cli.presets import preset_names
+from exgrpo_cli.questions.made import make_split
 from exgrpo_cli.questions.sources import check_source
 from exgrpo_cli.runs.result import RunResult, config_hash, find_results
 from exgrpo_cli.studies import study as studies
-from exgrpo_cli.studies.claims import FIRST_SEED, Claim, arms_of, chosen_claims, claim_results
+from exgrpo_cli.studies.claims import FIRST_SEED, Claim, arms_of, chosen_claims, claim_results, read_claim
 
 STUDIES, CLAIMS = Path("studies"), "claims"
 MOST_SEEDS = 1000
@@ -321,6 +322,30 @@ def plan_claims(claims: Sequence[Claim], folder: Path, request: StudyRequest = S
     stated = {claim.name: {**claim.stated, "claim": {**claim.stated["claim"], **on}} for claim in claims}
     run_seconds = {name: 60 * own[0].terms.run_minutes for name, own in begun_for.items()}
     return replace(study, runs=runs, claims=stated, run_seconds=run_seconds)
+
+
+def held_out_before(name: str, config: Config) -> str:
+    """In one line, how many held-out questions of a claim of somebody's own shipped claims hold out too.
+
+    Empty where its questions are not made ones. They are compared by their text: one may have several right answers.
+    """
+    source, draws = config.data.train, defaultdict(list)
+    if name in preset_names("claims") or not is_made(source) or config.data.heldout != "auto":
+        return ""
+
+    def asked(settings: Config) -> set[str]:
+        heldout = make_split(source, settings).heldout
+        return {each.prompt[-1].content for each in heldout[: settings.validation.max_questions or None]}
+
+    for claim in map(read_claim, preset_names("claims")):
+        request, arm = StudyRequest(backbone=claim.terms.backbone), next(iter(claim.arms.values()))
+        if (settings := config_of(request, arm, FIRST_SEED)).data.train == source:
+            draws[getattr(settings, section_of_made(source))].append((claim.name, settings))
+    own = asked(config)
+    shared = {", ".join(claim for claim, _ in of_draw): own & asked(of_draw[0][1]) for of_draw in draws.values()}
+    by = "; ".join(f"{len(found)} by {claims}" for claims, found in shared.items() if found)
+    again = len(set().union(*shared.values()))
+    return f"Of its {len(own)} held-out questions shipped claims hold out {again}{by and f' ({by})'}."
 
 
 def _stated_hash(claim: Claim, arm: studies.Arm, request: StudyRequest) -> str:

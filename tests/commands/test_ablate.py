@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import signal
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -12,9 +14,13 @@ from made_results import write_claim_results
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import run
+from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.presets import load_preset, preset_names
+from exgrpo_cli.questions.made.countdown import make_countdown
 from exgrpo_cli.studies.study import read_plan
 
 pytestmark = pytest.mark.usefixtures("workdir")
+CLAIM = Path(__file__).parents[1] / "studies" / "claim.toml"
 
 
 def planned(capsys, *arguments):
@@ -48,6 +54,24 @@ def test_axes_regimes_seeds_steps_and_place(capsys):
     plan = planned(capsys, "--regimes", "strong,sparse", "--methods", "exgrpo,grpo", "--seeds", "2")
     assert len(plan["runs"]) == 8 and plan["equal"] == "generated"
     assert plan["baseline"] == "strong: grpo, sparse: grpo"
+
+
+def test_a_claim_of_ones_own_hears_which_held_out_questions_shipped_claims_have(capsys, tmp_path):
+    """Counted here by text, over the draws that shipped claims name."""
+
+    def asked(seed):
+        settings = build_config(regime="search", assignments=[f"countdown.seed={seed}"]).countdown
+        return {each.prompt[-1].content for each in make_countdown(settings).heldout}
+
+    terms = [load_preset("claims", name)["claim"] for name in preset_names("claims")]
+    settings = [" ".join(each.get("settings", ())) for each in terms if each.get("regime") == "search"]
+    seeds = {seed for text in settings for seed in re.findall(r"countdown.seed=(\d+)", text) or ["0"]}
+    again = len(asked(6) & set().union(*map(asked, seeds)))
+    assert 200 < again < 400
+    (tmp_path / "mine.toml").write_text(CLAIM.read_text().format(settings='["countdown.seed=6"]', control="grpo"))
+    said = dry_talk(capsys, "--claim", "mine.toml")
+    assert f"Of its 400 held-out questions shipped claims hold out {again} (" in said
+    assert "shipped claims hold out" not in dry_talk(capsys, "--claim", "refill-in-search")
 
 
 def test_a_plan_for_people(capsys):
