@@ -43,12 +43,12 @@ MEASURED_GRADIENT = (2048, 128, 256)
 """The same of a weight's gradient."""
 LEAST_GAIN = 1.15
 """Least ratio of MKL's time to oneDNN's at which oneDNN is taken: more than measurements differ by."""
-ROUNDS = 8
+ROUNDS = 4
 
 
 @cache
 def onednn_pays() -> bool:
-    """Whether float32 products on this machine's CPU go to oneDNN: measured in 0.2 s, and kept for its processor."""
+    """Whether float32 products on this machine's CPU go to oneDNN: measured in 50 ms, and kept for its processor."""
     # What torch.compile emits for a linear layer on a CPU; torch's public modules have no way to it.
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
