@@ -70,7 +70,7 @@ def _whole(figure: "Figure") -> Any:
     if isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine):
         # A layout is in inches, hence that of the next format too; working it out is half of the time.
         figure.draw_without_rendering()
-        figure.set_layout_engine("none")
+        figure.set_layout_engine(None)  # a place holder would have each format drawn twice
         for legend in figure.legends:
             legend.set_bbox_to_anchor((0, 0, 1, 1), figure.transFigure)
     lines = sum(text.get_text().count("\n") + 1 for text in figure.texts if text.get_gid() == TITLE)
