@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).parent / "results"))
 import map as map_of_regimes
 import numpy as np
+import real_model
 from PIL import Image
 
 from exgrpo_cli.base.statistics import t_interval
@@ -30,7 +31,7 @@ from exgrpo_cli.show.figures.style import entitle
 from exgrpo_cli.show.figures.written import save
 from exgrpo_cli.show.statistics import save_all
 from exgrpo_cli.studies.claims import claim_outcomes
-from exgrpo_cli.studies.endpoints import pass_at_1
+from exgrpo_cli.studies.endpoints import Effect, pass_at_1
 from exgrpo_cli.studies.output import TITLE, study_figures
 from exgrpo_cli.studies.planning import plan_request
 from exgrpo_cli.studies.report import compare_runs
@@ -57,6 +58,8 @@ ADAPTERS = {32: (-0.011, -0.030, 0.007), 8: (-0.036, -0.054, -0.018), 1: (-0.144
 """What an adapter of a rank loses on tiny, as entry 37 of the notebook has it."""
 ROUNDED = (0.012, -0.006, 0.031)
 """What rounded factors change on tiny (entry 40)."""
+RESAMPLED = {"strong": (0.006, -0.011, 0.024), "weak": (-0.009, -0.038, 0.021)}
+"""ExGRPO less dynamic sampling on tiny, of the results of entries 17 and 33."""
 SMALL_STUDIES = ("lora-smollm2", "rounded-smollm2")
 """Folders of results of SmolLM2 with two to four seeds."""
 LARGER = ("Qwen2.5-0.5B", "Qwen2.5-Math-1.5B", "Qwen2.5-Math-7B")
@@ -120,6 +123,11 @@ def laptop_or_scale() -> "Figure":
         mean, name = float(np.mean(differences)), f"SmolLM2-135M, {len(differences)} (no interval)"
         return style.Row(name, mean, mean, mean, None, style.ORANGE, dots=differences)
 
+    primary, secondary = real_model.effects(real_model.read(RESULTS / "real"))
+
+    def ends(effect: Effect) -> tuple[float, float, float]:
+        return effect.mean, effect.low, effect.high
+
     def told(name: str, ends: Sequence[float], colour: str = style.BLUE) -> style.Row:
         return style.Row(name, *ends, None, colour)
 
@@ -128,10 +136,16 @@ def laptop_or_scale() -> "Figure":
             told("tiny, strong, 8 seeds", (-0.012, -0.032, 0.008)),
             told("tiny, hard-tail, 17", (0.011, -0.002, 0.025)),
             told("tiny, search, 14", (0.013, 0.003, 0.023)),
-            told("SmolLM2-135M, 35 steps, 3", (0.015, -0.030, 0.060), style.ORANGE),
+            told("SmolLM2-135M, word problems, 8", ends(primary), style.ORANGE),
+            told("the same, 35 steps of other seeds, 3", (0.015, -0.030, 0.060), style.ORANGE),
             of_smollm2("exgrpo", "on-policy"),
             *(told(name, (np.nan,) * 3) for name in LARGER),
-        ]
+        ],
+        "ExGRPO less dynamic sampling": [
+            told("tiny, strong, 5 seeds", RESAMPLED["strong"]),
+            told("tiny, search, weak starts at 1e-3, 8", RESAMPLED["weak"]),
+            told("SmolLM2-135M, word problems, 8", ends(secondary["pass@1 less dynamic-sampling"]), style.ORANGE),
+        ],
     }
     for rank, tiny in ADAPTERS.items():
         title = f"An adapter of rank {rank} less all weights"
