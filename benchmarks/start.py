@@ -2,7 +2,7 @@
 
     python benchmarks/start.py [--python OTHER/.venv/bin/python] [--commands doctor study] [--repeats 3]
 
-A run of a study is measured by difference: studies of two and of four runs of one small step, one run at a time. One
+A run of a study is measured by difference: studies of two and of twelve runs of one small step, one run at a time. One
 thread; a first start, which is not counted, warms the files and builds the tiny backbone.
 """
 
@@ -69,10 +69,10 @@ def main() -> None:
         measure(python, COMMANDS["help"])
         if name == "study":
             parts = [
-                [measure(python, (*STUDY, "--seeds", seeds)) for _ in range(options.repeats)] for seeds in ("1", "2")
+                [measure(python, (*STUDY, "--seeds", seeds)) for _ in range(options.repeats)] for seeds in ("1", "6")
             ]
-            two, four = ([statistics.median(column) for column in zip(*part, strict=True)] for part in parts)
-            wall, cpu = ((b - a) / 2 for a, b in zip(two, four, strict=True))
+            two, twelve = ([statistics.median(column) for column in zip(*part, strict=True)] for part in parts)
+            wall, cpu = ((b - a) / 10 for a, b in zip(two, twelve, strict=True))
         else:
             measure(python, COMMANDS[name])
             runs = [measure(python, COMMANDS[name]) for _ in range(options.repeats)]
