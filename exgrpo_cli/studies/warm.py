@@ -3,6 +3,7 @@
 No thread is started here and no arithmetic done: a fork has neither.
 """
 
+import gc
 import os
 import sys
 from contextlib import suppress
@@ -28,3 +29,6 @@ for module in (
     # What cannot be imported is named by the run that needs it, in its log.
     with suppress(Exception):
         import_module(module)
+
+# What was imported stays: no collection of a run looks through it, or copies its pages by that.
+gc.freeze()
