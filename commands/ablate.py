@@ -33,11 +33,11 @@ def ablate(
       exgrpo ablate --methods exgrpo,latest --launcher slurm --config cluster.toml
       exgrpo ablate --vary replay.ratio=0.25,0.5,0.75 --steps 100 --dry-run
     """
-    from exgrpo_cli.studies.planning import plan_request
+    from exgrpo_cli.studies.planning import held_out_before, plan_request
     from exgrpo_cli.studies.schedule import compare, jobs_of, script, slurm_settings, time_to_go
 
     study = plan_request(cli.with_run(request))
-    to_go = time_to_go(study, jobs_of(study, jobs))
+    to_go = "\n".join([time_to_go(study, jobs_of(study, jobs)), *held_out_before(study)])
     slurm = slurm_settings(request.config_file, allow_code=request.allow_code) if launcher == "slurm" else None
     if dry_run:
         cli.print_json(study.describe()) if speech.json else _print_runs(study, to_go)
@@ -53,20 +53,15 @@ def ablate(
 def _print_runs(study: "Study", to_go: str) -> None:
     from exgrpo_cli.base.versions import now
     from exgrpo_cli.studies.claims import claim_of
-    from exgrpo_cli.studies.planning import held_out_before
 
     plan = study.describe()
     against = f", against {plan['baseline']}" if plan["baseline"] else ""
     cli.talk(f"study {plan['name']} in {plan['folder']}{against}:\n{to_go}")
-    begun = {tuple(each.rsplit(" ", 1)): run.config for run in study.unfinished for each in run.config.run.claims}
-    fixed = {name: (digest, config) for (name, digest), config in begun.items()}
+    hashes = dict(each.rsplit(" ", 1) for run in study.unfinished for each in run.config.run.claims)
     for name, stated in study.claims.items():
         cli.talk(str(claim_of(name, stated)))
-        if name in fixed and "fixed" not in stated:
-            digest, config = fixed[name]
-            if again := held_out_before(name, config):
-                cli.talk(again)
-            cli.talk(f"Before its first run put into its file:\n[fixed]\nat = {now()!r}\nhash = {digest!r}")
+        if name in hashes and "fixed" not in stated:
+            cli.talk(f"Before its first run put into its file:\n[fixed]\nat = {now()!r}\nhash = {hashes[name]!r}")
     for run in plan["runs"]:
         cli.write_data(f"{run['arm']}\tseed {run['seed']}\t{run['steps']} steps\t{run['state']}\t{run['folder']}")
 

@@ -42,6 +42,11 @@ def preset_settings(kind: PresetKind, name: str) -> dict[str, Any]:
     return {section: values for section, values in load_preset(kind, name).items() if section not in NO_SETTINGS}
 
 
+def published_draws() -> dict[str, dict[str, Any]]:
+    """The draws of held-out questions behind published results, by name: arguments of `layers.build_config`."""
+    return tomllib.loads((files(__name__) / "draws.toml").read_text(encoding="utf-8"))
+
+
 @cache
 def about_backbone(source: str) -> dict[str, Any]:
     """The `[about]` of the backbone preset with this `backbone.source`; empty where there is none."""

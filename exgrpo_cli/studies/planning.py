@@ -10,20 +10,23 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from exgrpo_cli.base.errors import InputError, shown
 from exgrpo_cli.base.files import require_writable
 from exgrpo_cli.config import layers, sections
-from exgrpo_cli.config.names import BUILT_IN, DIRECTIONS, GYM, check_functions, is_made, section_of_made
+from exgrpo_cli.config.names import BUILT_IN, DIRECTIONS, GYM, check_functions, section_of_made
 from exgrpo_cli.config.requests import StudyRequest
 from exgrpo_cli.config.settings import NOT_HASHED, PINNED, Author, Config, Written, resolve
-from exgrpo_cli.presets import preset_names
+from exgrpo_cli.presets import preset_names, published_draws
 from exgrpo_cli.questions.made import make_split
 from exgrpo_cli.questions.sources import check_source
 from exgrpo_cli.runs.result import RunResult, config_hash, find_results
 from exgrpo_cli.studies import study as studies
-from exgrpo_cli.studies.claims import FIRST_SEED, Claim, arms_of, chosen_claims, claim_results, read_claim
+from exgrpo_cli.studies.claims import FIRST_SEED, Claim, arms_of, chosen_claims, claim_results
 
 STUDIES, CLAIMS = Path("studies"), "claims"
 MOST_SEEDS = 1000
@@ -324,28 +327,34 @@ def plan_claims(claims: Sequence[Claim], folder: Path, request: StudyRequest = S
     return replace(study, runs=runs, claims=stated, run_seconds=run_seconds)
 
 
-def held_out_before(name: str, config: Config) -> str:
-    """In one line, how many held-out questions of a claim of somebody's own shipped claims hold out too.
+def held_out_before(study: studies.Study) -> list[str]:
+    """A line for each draw of made held-out questions that the study has: how many of them published studies held out.
 
-    Empty where its questions are not made ones. They are compared by their text: one may have several right answers.
+    They are compared by their text: one may have several right answers.
     """
-    source, draws = config.data.train, defaultdict(list)
-    if name in preset_names("claims") or not is_made(source) or config.data.heldout != "auto":
-        return ""
+    published = {name: _heldout_draw(layers.build_config(**draw)) for name, draw in published_draws().items()}
+    lines = []
+    for draw in dict.fromkeys(_heldout_draw(run.config) for run in study.runs):
+        if draw[0] in BUILT_IN:
+            own = _asked(*draw)
+            shared = {name: own & _asked(*other) for name, other in published.items() if other[0] == draw[0]}
+            by = "; ".join(f"{len(found)} in {name}" for name, found in shared.items() if found)
+            again = len(set().union(*shared.values()))
+            lines.append(f"published studies held out {again} of its {len(own)} {draw[0]} questions{by and f' ({by})'}")
+    return lines
 
-    def asked(settings: Config) -> set[str]:
-        heldout = make_split(source, settings).heldout
-        return {each.prompt[-1].content for each in heldout[: settings.validation.max_questions or None]}
 
-    for claim in map(read_claim, preset_names("claims")):
-        request, arm = StudyRequest(backbone=claim.terms.backbone), next(iter(claim.arms.values()))
-        if (settings := config_of(request, arm, FIRST_SEED)).data.train == source:
-            draws[getattr(settings, section_of_made(source))].append((claim.name, settings))
-    own = asked(config)
-    shared = {", ".join(claim for claim, _ in of_draw): own & asked(of_draw[0][1]) for of_draw in draws.values()}
-    by = "; ".join(f"{len(found)} by {claims}" for claims, found in shared.items() if found)
-    again = len(set().union(*shared.values()))
-    return f"Of its {len(own)} held-out questions shipped claims hold out {again}{by and f' ({by})'}."
+def _heldout_draw(config: Config) -> tuple[str, Any, int]:
+    """Source of the held-out questions, its section if they are made ones, and how many are asked; 0 is all."""
+    source = config.data.train if config.data.heldout == "auto" else config.data.heldout
+    return source, getattr(config, section_of_made(source), None), config.validation.max_questions
+
+
+@cache
+def _asked(source: str, section: Any, most: int) -> frozenset[str]:
+    """Texts of the held-out questions of a draw, which are those of any number of training questions."""
+    heldout = make_split(source, SimpleNamespace(**{section_of_made(source): replace(section, num_train=1)})).heldout
+    return frozenset(each.prompt[-1].content for each in heldout[: most or None])
 
 
 def _stated_hash(claim: Claim, arm: studies.Arm, request: StudyRequest) -> str:

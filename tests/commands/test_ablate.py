@@ -15,12 +15,12 @@ from made_results import write_claim_results
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.presets import load_preset, preset_names
 from exgrpo_cli.questions.made.countdown import make_countdown
 from exgrpo_cli.studies.study import read_plan
 
 pytestmark = pytest.mark.usefixtures("workdir")
-CLAIM = Path(__file__).parents[1] / "studies" / "claim.toml"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+NOT_RUN = ("real_model_trade",)
 
 
 def planned(capsys, *arguments):
@@ -56,22 +56,27 @@ def test_axes_regimes_seeds_steps_and_place(capsys):
     assert plan["baseline"] == "strong: grpo, sparse: grpo"
 
 
-def test_a_claim_of_ones_own_hears_which_held_out_questions_shipped_claims_have(capsys, tmp_path):
-    """Counted here by text, over the draws that shipped claims name."""
+def test_a_study_hears_which_of_its_held_out_questions_published_ones_had(capsys):
+    """Counted here by text, over the draws of countdown that entries of the lab notebook name."""
 
-    def asked(seed):
-        settings = build_config(regime="search", assignments=[f"countdown.seed={seed}"]).countdown
+    def asked(regime, seed=0):
+        settings = build_config(regime=regime, assignments=[f"countdown.seed={seed}"]).countdown
         return {each.prompt[-1].content for each in make_countdown(settings).heldout}
 
-    terms = [load_preset("claims", name)["claim"] for name in preset_names("claims")]
-    settings = [" ".join(each.get("settings", ())) for each in terms if each.get("regime") == "search"]
-    seeds = {seed for text in settings for seed in re.findall(r"countdown.seed=(\d+)", text) or ["0"]}
-    again = len(asked(6) & set().union(*map(asked, seeds)))
+    again = len(asked("search", 6) & asked("sparse").union(*(asked("search", seed) for seed in range(6))))
     assert 200 < again < 400
-    (tmp_path / "mine.toml").write_text(CLAIM.read_text().format(settings='["countdown.seed=6"]', control="grpo"))
-    said = dry_talk(capsys, "--claim", "mine.toml")
-    assert f"Of its 400 held-out questions shipped claims hold out {again} (" in said
-    assert "shipped claims hold out" not in dry_talk(capsys, "--claim", "refill-in-search")
+    said = dry_talk(capsys, "--regimes", "search,search-20,strong", "--set", "countdown.seed=6")
+    assert f"published studies held out {again} of its 400 countdown questions (" in said
+    assert "published studies held out 0 of its 400 countdown questions\n" in said
+    assert "published studies held out 600 of its 600 arithmetic questions (600 in strong; " in said
+
+
+def test_every_claim_with_results_has_its_draw_among_the_published_ones(capsys):
+    """Its held-out questions are all known, or a study that draws them again would not hear of it."""
+    others = [str(path) for path in BENCHMARKS.glob("*.toml") if path.stem not in NOT_RUN]
+    for claims in ("all", "real-model", ",".join(others)):
+        said = re.findall(r"held out (\d+) of its (\d+) ", dry_talk(capsys, "--claim", claims))
+        assert said and all(again == asked for again, asked in said)
 
 
 def test_a_plan_for_people(capsys):
