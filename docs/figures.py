@@ -60,6 +60,8 @@ ROUNDED = (0.012, -0.006, 0.031)
 """What rounded factors change on tiny (entry 40)."""
 RESAMPLED = {"strong": (0.006, -0.011, 0.024), "weak": (-0.009, -0.038, 0.021)}
 """ExGRPO less dynamic sampling on tiny, of the results of entries 17 and 33."""
+SOUND = (0.904, 0.791, 1.0)
+"""By entropy, of SmolLM2's right answers with sound working (entry 44)."""
 SMALL_STUDIES = ("lora-smollm2", "rounded-smollm2")
 """Folders of results of SmolLM2 with two to four seeds."""
 LARGER = ("Qwen2.5-0.5B", "Qwen2.5-Math-1.5B", "Qwen2.5-Math-7B")
@@ -120,8 +122,10 @@ def laptop_or_scale() -> "Figure":
     def of_smollm2(arm: str, control: str) -> style.Row:
         seeds = sorted(endings[arm].keys() & endings[control].keys())
         differences = [endings[arm][seed] - endings[control][seed] for seed in seeds]
-        mean, name = float(np.mean(differences)), f"SmolLM2-135M, {len(differences)} (no interval)"
-        return style.Row(name, mean, mean, mean, None, style.ORANGE, dots=differences)
+        found, few = t_interval(differences), len(differences) < 3
+        low, high = (found.mean, found.mean) if few else (found.low, found.high)
+        name = f"SmolLM2-135M, {len(differences)}{' (no interval)' if few else ''}"
+        return style.Row(name, found.mean, low, high, None, style.ORANGE, dots=differences)
 
     primary, secondary = real_model.effects(real_model.read(RESULTS / "real"))
 
@@ -136,10 +140,17 @@ def laptop_or_scale() -> "Figure":
             told("tiny, strong, 8 seeds", (-0.012, -0.032, 0.008)),
             told("tiny, hard-tail, 17", (0.011, -0.002, 0.025)),
             told("tiny, search, 14", (0.013, 0.003, 0.023)),
+            told("tiny, search, weak starts at 1e-3, 16", (0.081, 0.061, 0.102)),
             told("SmolLM2-135M, word problems, 8", ends(primary), style.ORANGE),
             told("the same, 35 steps of other seeds, 3", (0.015, -0.030, 0.060), style.ORANGE),
             of_smollm2("exgrpo", "on-policy"),
             *(told(name, (np.nan,) * 3) for name in LARGER),
+        ],
+        "The same in pass@4": [
+            told("tiny, strong, 8 seeds", (-0.013, -0.027, 0.002)),
+            told("tiny, hard-tail, 17", (0.002, -0.014, 0.019)),
+            told("tiny, search, 14", (-0.038, -0.058, -0.018)),
+            told("SmolLM2-135M, word problems, 8", ends(secondary["pass@4"]), style.ORANGE),
         ],
         "ExGRPO less dynamic sampling": [
             told("tiny, strong, 5 seeds", RESAMPLED["strong"]),
@@ -151,17 +162,25 @@ def laptop_or_scale() -> "Figure":
         title = f"An adapter of rank {rank} less all weights"
         panels[title] = [told("tiny, strong, 13", tiny), of_smollm2(f"rank-{rank}", "exgrpo")]
     panels["Matmuls of bfloat16 factors less float32"] = [told("tiny, 16", ROUNDED), of_smollm2("rounded", "exgrpo")]
+    panels["Low entropy marks sound working (AUC)"] = [
+        told("tiny, strong, 8", (0.751, 0.738, 0.764)),
+        told("tiny, guessable, 8", (0.819, 0.784, 0.854)),
+        told("SmolLM2-135M, word problems, 6", SOUND, style.ORANGE),
+    ]
     heights = [len(rows) + 0.2 for rows in panels.values()]
     height = 1.2 + 0.4 * sum(heights)
     with style.styled():
-        figure, places = style.new_figure(len(panels), height=height, height_ratios=heights, sharex=True)
+        figure, places = style.new_figure(len(panels), height=height, height_ratios=heights)
         for axes, (title, rows) in zip(places, panels.items(), strict=True):
-            style.draw_rows(axes, rows, reference=0.0)
+            style.draw_rows(axes, rows, reference=0.0 if axes is not places[-1] else 0.5)
             for place, row in enumerate(rows):
                 if np.isnan(row.mean):
                     axes.text(-0.14, place + 0.5, "not run: needs a GPU", va="center", fontsize=8, color=style.GREY)
             axes.set_title(title, loc="left")
-        places[-1].set_xlabel("difference in held-out pass@1\n(mean, 95 % interval; circles: single seeds)")
+        for axes in places[:-1]:
+            axes.set_xlim(-0.18, 0.12)
+            axes.tick_params(labelbottom=axes is places[-2])
+        places[-2].set_xlabel("difference in held-out pass@1, or pass@4\n(mean, 95 % interval; circles: single seeds)")
         return entitle(figure, "What a laptop has told of each contrast, and what is still to be told at scale")
 
 
