@@ -78,11 +78,8 @@ def plan_request(request: StudyRequest) -> studies.Study:
             if getattr(request, name) not in (None, (), []):
                 option = f"--{name.replace('_', '-')}"
                 raise InputError(f"--claim brings its own arms, regimes, seeds and budgets: leave {option} out.")
-        return plan_claims(
-            chosen_claims(request.claim, request.backbone),
-            _folder_of(request, [CLAIMS, *filter(None, [request.backbone])]),
-            request,
-        )
+        folder = _folder_of(request, [CLAIMS, request.backbone] if request.backbone else [CLAIMS])
+        return plan_claims(chosen_claims(request.claim, request.backbone), folder, request)
     axes = [(axis, text) for axis in ("metric", "sampler", "methods") if (text := getattr(request, axis)) is not None]
     axes += [("vary", text) for text in request.vary]
     if not axes:

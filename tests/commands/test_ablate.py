@@ -71,6 +71,12 @@ def test_a_study_hears_which_of_its_held_out_questions_published_ones_had(capsys
     assert "published studies held out 600 of its 600 arithmetic questions (600 in strong; " in said
 
 
+def test_a_claim_on_another_backbone_has_a_folder_of_its_own(capsys):
+    for backbone in ("qwen-math-1.5b", "qwen-math-7b"):
+        [first, *_] = planned(capsys, "--claim", "real-model", "--backbone", backbone)["runs"]
+        assert first["folder"] == f"studies/claims-{backbone}/grpo/seed-500"
+
+
 def test_every_claim_with_results_has_its_draw_among_the_published_ones(capsys):
     """Its held-out questions are all known, or a study that draws them again would not hear of it."""
     others = [str(path) for path in BENCHMARKS.glob("*.toml") if path.stem not in NOT_RUN]
