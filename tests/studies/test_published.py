@@ -20,6 +20,8 @@ from exgrpo_cli.studies.claims import chosen_claims, claim_outcomes, claim_resul
 from exgrpo_cli.studies.planning import plan_claims
 
 DOCS = Path(__file__).parents[2] / "docs"
+REAL, REAL_SEEDS = DOCS / "results" / "real", range(500, 508)
+CLAIMS = (DOCS / "claims.md").read_text()
 
 
 def test_the_verdicts_are_those_of_the_results(tmp_path: Path) -> None:
@@ -28,7 +30,7 @@ def test_the_verdicts_are_those_of_the_results(tmp_path: Path) -> None:
     found = Counter((each["regime"], each["verdict"]) for each in judged)
     said = re.findall(
         r"^\| .* \| `([a-z-]+)` \| (?:\*\*)?(supported|too small to matter|reversed|undecided)(?:\*\*)? \|",
-        (DOCS / "claims.md").read_text(),
+        CLAIMS,
         flags=re.MULTILINE,
     )
     assert Counter(said) == found
@@ -54,6 +56,11 @@ def reference_interval(matrix: list[list[float]], level: float) -> tuple[float, 
         squares = ((1 + abs(mean)) * z**2 / (num_seeds + z**2) / usual) ** 2
     half = quantile * math.sqrt(squares)
     return mean, mean - half, mean + half
+
+
+def written(mean: float, low: float, high: float) -> str:
+    """An effect as the pages write it."""
+    return f"{mean:+.3f} [{low:.3f}, {high:.3f}]"
 
 
 def gain(of: Any) -> float:
@@ -100,7 +107,17 @@ def test_the_table_of_verdicts_follows_from_the_result_files_by_a_reference(tmp_
         for (_, _, ends), contrast in zip(rows, told[claim.name]["contrasts"], strict=True):
             found = [contrast["effect"][each] for each in ("mean", "low", "high")]
             assert found == pytest.approx([max(-1.0, min(1.0, end)) for end in ends[0]], abs=1e-9)
+            assert written(*found) in CLAIMS, (claim.name, contrast["endpoint"])
     assert len(claims) == 24
+
+
+def test_the_row_of_the_real_model_follows_from_its_result_files() -> None:
+    """As the text says, on the seeds that have been read: ExGRPO less on-policy training, by the same reference."""
+    pairs = [[read_result(REAL / f"{arm}-{seed}.result.json") for arm in ("exgrpo", "grpo")] for seed in REAL_SEEDS]
+    matrix = [[(own - other) / 4 for own, other in zip(a.after, b.after, strict=True)] for a, b in pairs]
+    effect = written(*reference_interval(matrix, 0.95))
+    assert f"pass@1 {effect}, +0.04; its secondary readings" in CLAIMS
+    assert f"pass@1 (primary; secondary) | **{effect}**" in (DOCS / "lab-notebook.md").read_text()
 
 
 PUBLISHED = sorted((DOCS / "results").rglob("*.json"))
