@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 from processes import python
 
 import exgrpo_cli
-from exgrpo_cli.presets import KINDS, preset_names
+from exgrpo_cli.presets import KINDS, preset_names, published_draws
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -41,7 +41,8 @@ def test_every_preset_on_disk_is_package_data_and_can_be_loaded():
     files = {path.relative_to(ROOT / "presets") for path in (ROOT / "presets").rglob("*") if path.suffix == ".toml"}
     patterns = SETUPTOOLS["package-data"]["exgrpo_cli.presets"]
     assert [str(file) for file in files if not any(fnmatch(str(file), pattern) for pattern in patterns)] == []
-    assert {Path(kind) / f"{name}.toml" for kind in KINDS for name in preset_names(kind)} == files
+    by_kind = {Path(kind) / f"{name}.toml" for kind in KINDS for name in preset_names(kind)}
+    assert by_kind | {Path("draws.toml")} == files and published_draws()
 
 
 def test_one_version_everywhere():

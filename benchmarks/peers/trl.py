@@ -255,6 +255,8 @@ def main() -> None:
     parser.add_argument("--train", choices=NAMES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.steps < 2:
+        parser.error(f"--steps {options.steps}: quarters take two steps or more")
     if options.train:
         load = json.loads((options.folder / "load.json").read_text())
         with Client(str(options.folder / options.train)) as channel:

@@ -59,11 +59,13 @@ def test_axes_regimes_seeds_steps_and_place(capsys):
 def test_a_study_hears_which_of_its_held_out_questions_published_ones_had(capsys):
     """Counted here by text, over the draws of countdown that entries of the lab notebook name."""
 
-    def asked(regime, seed=0):
-        settings = build_config(regime=regime, assignments=[f"countdown.seed={seed}"]).countdown
+    def asked(regime, seed=0, num_train=2):
+        drawn = [f"countdown.seed={seed}", f"countdown.num_train={num_train}"]
+        settings = build_config(regime=regime, assignments=drawn).countdown
         return {each.prompt[-1].content for each in make_countdown(settings).heldout}
 
-    again = len(asked("search", 6) & asked("sparse").union(*(asked("search", seed) for seed in range(6))))
+    own = asked("search", 6, 1600)
+    again = len(own & asked("sparse").union(*(asked("search", seed) for seed in range(6))))
     assert 200 < again < 400
     said = dry_talk(capsys, "--regimes", "search,search-20,strong", "--set", "countdown.seed=6")
     assert f"published studies held out {again} of its 400 countdown questions (" in said

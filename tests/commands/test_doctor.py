@@ -63,6 +63,7 @@ def test_what_is_newer_than_any_that_was_tried_is_named(monkeypatch: pytest.Monk
     assert told == [f"torch {installed_version('torch')} is newer than 1.13, the newest that was tried"]
 
 
+@pytest.mark.engines
 def test_a_package_whose_files_are_as_installed_is_not_imported(tmp_path, monkeypatch):
     """A file of another size, or a requirement that does not hold, has it imported after all."""
     monkeypatch.setitem(examining.LIGHT, "deepspeed", "")

@@ -176,6 +176,7 @@ def test_one_bad_question_keeps_the_finished_ones_and_the_rest_go_on(tmp_path, s
     assert asked == Counter({**{f"{n}+1=?": 1 for n in range(12)}, "7+1=?": 3})
 
 
+@pytest.mark.engines
 def test_a_killed_evaluation_goes_on(tmp_path, serve):
     killed_one = threading.Event()
 

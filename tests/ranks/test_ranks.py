@@ -60,6 +60,7 @@ def test_two_processes_have_the_scores_and_the_gradient_of_one(job: str, tmp_pat
         assert their_report.num_tokens == report.num_tokens
 
 
+@pytest.mark.engines
 def test_ranks_exchange_as_often_for_twelve_questions_as_for_two_and_one_ends_the_other(tmp_path: Path) -> None:
     """Two exchanges a place asked: the rows to be scored, and what is replayed. Then rank 1 refuses, alone."""
     done = two_ranks("store", tmp_path)

@@ -115,6 +115,7 @@ def test_another_row_trains_in_the_place_of_one(run, tmp_path, capsys, monkeypat
     pytest.fail("no question held two rows")
 
 
+@pytest.mark.engines
 def test_killed_and_gone_on_with_it_ends_in_the_same_table(run, tmp_path, capsys) -> None:
     command = ["fork", str(run), "--step", "3", "--step", "2", "--rows", "3", "--json"]
     assert exgrpo([*command, "--output", str(tmp_path / "whole")]) == 0
