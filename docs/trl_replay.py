@@ -146,7 +146,7 @@ class ReplayTrainer(GRPOTrainer):  # type: ignore[misc]
             max_response_tokens=self.max_completion_length,
             clip=not mixed or config.objective.clip_in_mixed_phase,
             rng=self.rngs["minibatch"],
-            order=experience.order,
+            order=config.replay.order,
         )
 
     def roll_out(self, names: Sequence[str], standing_in: Mapping[str, Any]) -> list[Group]:

@@ -107,7 +107,7 @@ NEW = {
     "before it is locked": killed(RunFolder, "locked"),
     "before its questions": killed(setup, "load_questions"),
     "among its questions": killed(questions, "write_manifest"),
-    "with all its parts": killed(setup, "sync"),
+    "with all its parts": killed(setup.Parts, "sync"),
     "with its ledger": killed(setup, "take_experience"),
     "while config.toml is written": killed(files, "publish", when=lambda *given: Path(given[-1]).name == "config.toml"),
 }
@@ -139,7 +139,7 @@ def test_a_run_killed_at_every_point_of_its_set_up_ends_as_if_it_had_not_been(sm
     train(config, whole, reporter=reporter.SilentReporter())
     for install in NEW.values():
         train_and_die(install, path, config)
-        with pytest.raises(errors.InputError, match=r"start without --resume"):
+        with pytest.raises(errors.InputError, match=r"begin one without --resume"):
             start.resumed_config(path)
         RunFolder.check_new(path)
     train_and_die(BEGUN["before its first step"], path, config)
