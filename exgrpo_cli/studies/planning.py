@@ -348,7 +348,8 @@ def held_out_before(study: studies.Study) -> list[str]:
 def _heldout_draw(config: Config) -> tuple[str, Any, int]:
     """Source of the held-out questions, its section if they are made ones, and how many are asked; 0 is all."""
     source = config.data.train if config.data.heldout == "auto" else config.data.heldout
-    return source, getattr(config, section_of_made(source), None), config.validation.max_questions
+    section = getattr(config, section_of_made(source)) if source in BUILT_IN else None
+    return source, section, config.validation.max_questions
 
 
 @cache
