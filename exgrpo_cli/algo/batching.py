@@ -15,6 +15,8 @@ SHORTEST_PREFIX = 32
 """Tokens that all prompts must begin with, as a system message or worked examples, to be stored once."""
 MOST_REPEATED = 2
 """Cells of whole rows for each packed input, above which attention tells prompts apart from responses."""
+SLICED_WIDTH = 256
+"""Query heads times their width, from which it does on a CPU in any case: faster then (`benchmarks/attention.py`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,13 +178,11 @@ def packed_batches(sequences: Sequence[TokenSequence], token_budget: int) -> lis
     return batches
 
 
-def micro_batches(
-    lengths: Sequence[int], token_budget: int, *, max_padding: float, small: int = SMALL_MICRO_BATCH
-) -> list[list[int]]:
+def micro_batches(lengths: Sequence[int], token_budget: int, *, max_padding: float) -> list[list[int]]:
     """Cut rows, longest first, into micro-batches of at most `token_budget` tokens, padding included.
 
-    A micro-batch ends before pad tokens exceed the share `max_padding` of it, unless it is still smaller than `small`
-    tokens; a row longer than the budget is a micro-batch of its own. Returns row indices.
+    A micro-batch ends before pad tokens exceed the share `max_padding` of it, unless it is still smaller than
+    `SMALL_MICRO_BATCH`; a row longer than the budget is a micro-batch of its own. Returns row indices.
     """
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     batches: list[list[int]] = []
@@ -190,7 +190,7 @@ def micro_batches(
     for row in order:
         if batches:
             padded = lengths[batches[-1][0]] * (len(batches[-1]) + 1)
-            too_ragged = padded - filled - lengths[row] > max_padding * padded and filled >= small
+            too_ragged = padded - filled - lengths[row] > max_padding * padded and filled >= SMALL_MICRO_BATCH
             if padded <= token_budget and not too_ragged:
                 batches[-1].append(row)
                 filled += lengths[row]

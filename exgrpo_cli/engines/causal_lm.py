@@ -1,7 +1,6 @@
 """A causal language model cut in two: a body that makes hidden states, and a linear head read tile by tile."""
 
 import inspect
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
-from exgrpo_cli.base.errors import InputError, ToolkitWarning
+from exgrpo_cli.base.errors import InputError
 
 PROBE_TOKENS = 8
 
@@ -60,12 +59,9 @@ def split_causal_lm(model: PreTrainedModel) -> CausalLM:
 
 def _refuse_other_attention(model: PreTrainedModel) -> None:
     name, config = type(model).__name__, model.config.get_text_config()
+    # Without transformers' word a model is believed: the proof of packing tells one whose attention is its own.
     if not getattr(model, SAYS_SO, True):
         raise InputError(f"{name} does not use transformers' attention interface; use a model that does, or vllm.")
-    # Without transformers' word a model is believed: the proof of packing tells one whose attention is its own.
-    if not (hasattr(model, SAYS_SO) and hasattr(config, OWN_ATTENTION)):
-        slower = "this transformers does not say how a model runs its attention: by the interface, it is believed"
-        warnings.warn(f"{slower}; set_attn_implementation switches it, more slowly.", ToolkitWarning, stacklevel=2)
     kinds = set(getattr(config, "layer_types", None) or [])
     if not kinds and getattr(config, "sliding_window", None) is not None:
         kinds = {"sliding_attention"}
@@ -105,7 +101,7 @@ def _prove_linear_head(parts: CausalLM) -> None:
 SAYS_SO = "_supports_attention_backend"
 """Attribute by which a transformers model says that its attention goes through the interface."""
 OWN_ATTENTION = "_attn_implementation"
-"""Attribute of its config that names the attention; set directly, since the public way walks through all modules."""
+"""Attribute of its config that names the attention of loading; of a body, that set last."""
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 """Arguments by which some models change what attention computes."""
 
@@ -122,16 +118,13 @@ def use_attention(body: PreTrainedModel, name: str) -> Iterator[None]:
 
 
 def own_attention(body: PreTrainedModel) -> str:
-    """Name of the attention that `body` runs now; where its config does not tell, the last set, or that of loading."""
-    return str(getattr(body.config, OWN_ATTENTION, None) or vars(body).get(OWN_ATTENTION, "sdpa"))
+    """Name of the attention that `body` runs now: the last set, or that of loading."""
+    return str(vars(body).get(OWN_ATTENTION) or getattr(body.config, OWN_ATTENTION, "sdpa"))
 
 
 def _switch_attention(body: PreTrainedModel, name: str) -> None:
-    if hasattr(body.config, OWN_ATTENTION):
-        setattr(body.config, OWN_ATTENTION, name)
-    else:
-        body.set_attn_implementation(name)
-        vars(body)[OWN_ATTENTION] = name
+    body.set_attn_implementation(name)
+    vars(body)[OWN_ATTENTION] = name
 
 
 def refuse_unsupported(module: nn.Module, arguments: dict[str, object], own: object) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from exgrpo_cli.algo.batching import MOST_REPEATED
+from exgrpo_cli.algo.batching import MOST_REPEATED, SLICED_WIDTH
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config import names, sections
 from exgrpo_cli.config.sections.run import BUCKET_ELEMENTS, VLLM_RANKS, BackboneSettings, LoraSettings, TinySettings
@@ -131,14 +131,10 @@ def _shape(config: Any, num_parameters: int) -> Shape:
     """Sizes by the names that a transformers config has for them."""
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return Shape(
-        num_parameters=num_parameters,
-        num_layers=config.num_hidden_layers,
-        hidden_size=config.hidden_size,
-        ffn_size=config.intermediate_size,
-        query_size=config.num_attention_heads * head_size,
-        kv_size=config.num_key_value_heads * head_size,
-        vocab_size=config.vocab_size,
-    )
+        num_parameters=num_parameters, num_layers=config.num_hidden_layers, vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size, ffn_size=config.intermediate_size,
+        query_size=config.num_attention_heads * head_size, kv_size=config.num_key_value_heads * head_size,
+    )  # fmt: skip
 
 
 def architecture(backbone: BackboneSettings, tiny: TinySettings) -> Any:
@@ -329,7 +325,7 @@ def _activation_bytes(shape: Shape, config: Config, gpus: int, longest: int, *, 
     With checkpointing the inputs of all layers are kept. Around the head stand the norm's input, that in float32, and
     its output.
     """
-    width, layer = _width(config), layer_bytes(shape, config, gpus, longest)
+    width, layer = _width(config), layer_bytes(shape, config, gpus, longest, on_gpu=on_gpu)
     tokens = min(max(config.optim.microbatch_tokens, longest), _trained_rows(config, gpus) * longest)
     tiles = TILE_TENSORS * min(GPU_TILE_ELEMENTS if on_gpu else TILE_ELEMENTS, tokens * shape.vocab_size) * 4
     kept = shape.num_layers * layer
@@ -338,24 +334,26 @@ def _activation_bytes(shape: Shape, config: Config, gpus: int, longest: int, *, 
     return dict(activations=kept + (2 * width + 4) * shape.hidden_size * tokens, layer=layer, logits=tiles)
 
 
-def layer_bytes(shape: Shape, config: Config, gpus: int, longest: int) -> int:
+def layer_bytes(shape: Shape, config: Config, gpus: int, longest: int, *, on_gpu: bool) -> int:
     """Bytes that autograd keeps of one decoder layer for a micro-batch of rows of `longest` tokens.
 
     Each of two norms keeps its input, its normalised input (always float32) and its output, the gated feed-forward
-    gate, activated gate, up-projection and product. Attention keeps queries and keys (rotated), values and output of
-    every row with its prompt, which rows share everywhere else; where that would be much of it, the keys alone.
+    gate, activated gate, up-projection and product. Attention keeps queries and keys (rotated), values and output, of
+    every row with its prompt, which rows share everywhere else, and its output once more for the tokens; by segments,
+    where that would be much of it, the keys alone; by slices, as on a CPU, nothing twice.
     """
     budget, most = config.optim.microbatch_tokens, _trained_rows(config, gpus) * longest
     response, size = config.rollout.max_response_tokens, config.rollout.group_size
     group, rows = longest - response + size * response, size * longest
     tokens, cells = min(max(budget, longest), most), min(max(budget * rows // group, longest), most)
-    queries, keys, mask = cells, cells, 0
-    if rows > MOST_REPEATED * group:
-        # Prompts are rows of their own.
-        queries, keys, mask = cells * group // rows, cells + cells * (longest - response) // rows, cells * response
-    attention = 2 * shape.query_size * queries + 2 * shape.kv_size * keys + mask
-    # The output of attention is kept once more for the tokens.
-    elements = (4 * shape.hidden_size + 4 * shape.ffn_size + shape.query_size) * tokens + attention
+    queries, keys, once_more, repeated = cells, cells, tokens, rows > MOST_REPEATED * group
+    if not on_gpu and (repeated or shape.query_size >= SLICED_WIDTH):
+        queries, keys, once_more = tokens, tokens, 0
+    elif repeated and _width(config) < 4:
+        # Prompts are segments of their own.
+        queries, keys = cells * group // rows, cells + cells * (longest - response) // rows
+    attention = shape.query_size * (2 * queries + once_more) + 2 * shape.kv_size * keys
+    elements = (4 * shape.hidden_size + 4 * shape.ffn_size) * tokens + attention
     if adapted := shape.adapted(config.lora):
         # Each keeps the first factor's output; norms whose weights are frozen keep no normalised input of that width.
         elements += (config.lora.rank * len(adapted) // shape.num_layers - 2 * shape.hidden_size) * tokens

@@ -80,17 +80,9 @@ def train(
                 raise errors.Interrupted(stopped_text(folder, config, "while it was set up")) from None
             raise
         run = ActiveRun(
-            folder=folder,
-            parts=parts,
-            state=state,
-            trackers=trackers,
-            reporter=speaker,
-            stopper=stopper,
-            since=started,
-            watchdog=watchdog,
-            time_limit=time_limit,
-            starts=starts,
-        )
+            folder=folder, parts=parts, state=state, trackers=trackers, reporter=speaker, stopper=stopper,
+            since=started, watchdog=watchdog, time_limit=time_limit, starts=starts,
+        )  # fmt: skip
         state.add_seconds("setup", time.perf_counter() - started)
         try:
             run_steps(run)

@@ -186,19 +186,11 @@ def assemble(
     stack.callback(generator.close)
     rngs = make_generators(config.run.seed)
     return Parts(
-        config=config,
-        questions={question.id: question for question in everything},
-        heldout=questions.heldout,
-        prompts=prompts,
+        config=config, backbone=backbone, generator=generator, policy=policy, pool=pool, rngs=rngs, ranks=ranks,
+        questions={question.id: question for question in everything}, heldout=questions.heldout, prompts=prompts,
         answer_format=answer_format(template, require_eos=config.rollout.require_eos),
-        backbone=backbone,
-        generator=generator,
-        policy=policy,
-        pool=pool,
         stream=QuestionStream([question.id for question in questions.train], rngs["stream"]),
-        rngs=rngs,
-        ranks=ranks,
-    )
+    )  # fmt: skip
 
 
 def check_window(config: Config, model: PreTrainedConfig, longest_prompt: int = 1) -> int:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from exgrpo_cli.algo import batching
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, micro_batches, packed_batches, split_minibatches
 from exgrpo_cli.base.types import TokenSequence
 
@@ -83,9 +84,10 @@ def test_rows_left_out_do_not_move_the_others() -> None:
     assert group_ids(batch) == [0]
 
 
-def test_micro_batches_by_hand() -> None:
+def test_micro_batches_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     def cut(lengths: list[int], budget: int, small: int = 0) -> list[list[int]]:
-        return micro_batches(lengths, budget, max_padding=0.05, small=small)
+        monkeypatch.setattr(batching, "SMALL_MICRO_BATCH", small)
+        return micro_batches(lengths, budget, max_padding=0.05)
 
     # Sorted 10 10 9 4 4: three rows of 10 fit 30 tokens with one pad in 30 (3 %); a 4 would waste 7 of 40.
     assert cut([4, 10, 9, 10, 4], 40) == [[1, 3, 2], [0, 4]]

@@ -18,8 +18,8 @@ from exgrpo_cli.algo import batching, cpu
 from exgrpo_cli.base import errors, types
 from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm
 from exgrpo_cli.engines.hf.generator import HFGenerator
-from exgrpo_cli.engines.policy import packing
-from exgrpo_cli.engines.policy.packing import causal_attention, pack, proved_segments, repeats_keys, takes_segments
+from exgrpo_cli.engines.policy import attention, packing
+from exgrpo_cli.engines.policy.packing import pack, proved_way, takes_segments
 
 EXAMPLES = np.arange(7, 16, dtype=np.int32)
 
@@ -60,23 +60,25 @@ def update() -> batching.MiniBatch:
 
 @pytest.mark.parametrize(("microbatch_tokens", "checkpointing"), [(34, False), (1000, True)])
 def test_nothing_moves(microbatch_tokens: int, checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither by what is shared, nor by padding, nor with segments, as a GPU runs attention, in the place of blocks."""
+    """Neither by what is shared, nor by padding, nor with segments, as a GPU runs attention, or slices for blocks."""
     calls: list[Any] = []
-    monkeypatch.setattr(packing, "varlen_attn", lambda *given, **how: calls.append(given) or documented(*given, **how))
+    monkeypatch.setattr(
+        attention, "varlen_attn", lambda *given, **how: calls.append(given) or documented(*given, **how)
+    )
     scored, moved = [], []
-    ways = product((False, True), (False, True), (1000, len(EXAMPLES)), (1000, 0))
-    for by_segments, padded, shortest, most_repeated in ways:
-        monkeypatch.setattr(packing, "takes_segments", lambda parts, chosen=by_segments: chosen)
+    ways = product(("blocks", "segments", "slices"), (False, True), (1000, len(EXAMPLES)), (1000, 0))
+    for way, padded, shortest, small in ways:
+        monkeypatch.setattr(packing, "proved_way", lambda parts, chosen=way: chosen)
         monkeypatch.setattr(cpu, "onednn_pays", lambda chosen=padded: chosen)
         monkeypatch.setattr(batching, "SHORTEST_PREFIX", shortest)
-        monkeypatch.setattr(batching, "MOST_REPEATED", most_repeated)
-        monkeypatch.setattr(batching, "SMALL_MICRO_BATCH", most_repeated)
+        monkeypatch.setattr(batching, "MOST_REPEATED", small)
+        monkeypatch.setattr(batching, "SMALL_MICRO_BATCH", small)
         model = build_model()
         policy = build_policy(model, microbatch_tokens=microbatch_tokens, gradient_checkpointing=checkpointing)
         before = weights(model)
         calls.clear()
         scores = policy.score(beginning_alike(sequences()))
-        assert bool(calls) == by_segments
+        assert bool(calls) == (way == "segments")
         scored.append(torch.cat([torch.from_numpy(each.logprobs) for each in scores]))
         assert policy.update(update()).applied
         moved.append(weights(model) - before)
@@ -98,6 +100,11 @@ def test_inputs_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert packed.input_ids.tolist() == [[4, 5, 6, 1, 0, 0, 2, 2, 0, 0, 0, 0, 0, 0]]
     assert packed.position_ids.tolist() == [[0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 3, 4, 4, 5]]
     assert packed.predicting.tolist() == [3, 4, 5, 7, 8, 9, 2, 10, 11, 3, 12, 13]
+    # Each reads itself; all behind the shared tokens read those at once, neighbours of one prompt read that.
+    laid = [(0, 3), (3, 4), (4, 6), (6, 8), (8, 10), (10, 12), (12, 14)]
+    read = [*((own, own) for own in laid), ((3, 14), (0, 3)), ((4, 6), (3, 4)), ((12, 14), (3, 4)), ((8, 10), (6, 8))]
+    sliced = pack(rows, torch.device("cpu"), way="slices").layout
+    assert [tuple((each.start, each.stop) for each in pair) for pair in sliced.reads] == read
     # Where rows of a product are padded, the batch is: 14 to 32.
     monkeypatch.setattr(cpu, "onednn_pays", lambda: True)
     padded = pack(rows, torch.device("cpu"))
@@ -153,32 +160,45 @@ def test_segments_are_for_gpus_and_narrow_weights(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert not takes_segments(narrow)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(packing, "varlen_attn", None)
+    monkeypatch.setattr(attention, "varlen_attn", None)
     assert not takes_segments(narrow)
 
 
 def test_segments_are_proved_in_the_precision_of_the_run_or_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = split_causal_lm(build_model(torch.bfloat16))
     monkeypatch.setattr(packing, "takes_segments", lambda parts: True)
-    monkeypatch.setattr(packing, "varlen_attn", documented)
-    assert proved_segments(parts)
+    monkeypatch.setattr(attention, "varlen_attn", documented)
+    assert proved_way(parts) == "segments"
     # Keys that are one place off.
     shifted = lambda query, key, *others, **options: documented(query, key.roll(1, 0), *others, **options)  # noqa: E731
-    monkeypatch.setattr(packing, "varlen_attn", shifted)
+    monkeypatch.setattr(attention, "varlen_attn", shifted)
     with pytest.warns(errors.ToolkitWarning, match="away from float32, that by blocks .*: rows are packed in blocks"):
-        assert not build_policy(build_model(torch.bfloat16))._by_segments
+        assert build_policy(build_model(torch.bfloat16))._way == "blocks"
 
 
-def test_no_mask_goes_to_the_kernel_that_writes_out_all_scores() -> None:
-    """On a GPU in bfloat16, where torch has no segments: FlashAttention shares keys among heads, but takes no mask."""
-    gpu = torch.device("cuda", 0)
-    assert repeats_keys(gpu, torch.bfloat16, masked=True) and not repeats_keys(gpu, torch.bfloat16)
-    assert repeats_keys(gpu, torch.float32) and not repeats_keys(torch.device("cpu"), torch.float32, masked=True)
-
-
-def test_repeated_keys_are_shared_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What float32 on a GPU does, where heads that share keys have no kernel."""
-    states = [torch.randn(2, heads, 5, 8, dtype=torch.float64) for heads in (4, 2, 2)]
-    shared = causal_attention(*states, 0.3)
-    monkeypatch.setattr(packing, "repeats_keys", lambda *tensor, masked: True)
-    torch.testing.assert_close(causal_attention(*states, 0.3), shared)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("lengths", [(1,), (3, 1, 2), (0, 5, 4, 1, 7)])
+def test_slices_are_softmax_attention(lengths: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Output and gradients against the equation in float64; rows behind a shared beginning, some of a single token."""
+    ends = np.cumsum(lengths).tolist()
+    spans = [range(end - length, end) for end, length in zip(ends, lengths, strict=True) if length]
+    whole = attention.slices_of([(spans[0],), *((spans[0], span) for span in spans[1:])])
+    seen = torch.zeros(ends[-1], ends[-1], dtype=torch.bool)
+    for span in spans:
+        seen[span.start : span.stop, : spans[0].stop] = seen[span.start : span.stop, span.start : span.stop] = True
+    generator = torch.Generator().manual_seed(0)
+    made = [torch.randn(1, heads, ends[-1], 8, generator=generator, dtype=torch.float64) for heads in (4, 2, 2, 4)]
+    *states, weights = (each.to(dtype) for each in made)
+    query, key, value = exact = [each.double().requires_grad_() for each in states]
+    scores = query @ key.repeat_interleave(2, 1).mT * 0.3
+    expected = scores.masked_fill(~(seen.tril()), -torch.inf).softmax(-1) @ value.repeat_interleave(2, 1)
+    own = [each.clone().requires_grad_() for each in states]
+    found, _ = attention.packed_causal(torch.nn.Module(), *own, None, 0.3, layout=whole)
+    found = found.transpose(1, 2)
+    close = {"rtol": 1e-9, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 0.05, "atol": 0.05}
+    torch.testing.assert_close(found.double(), expected, **close)
+    gradients = [
+        torch.autograd.grad((of * weights.to(of.dtype)).sum(), to) for of, to in ((found, own), (expected, exact))
+    ]
+    for mine, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine.double(), other, **close)

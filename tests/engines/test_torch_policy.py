@@ -129,7 +129,7 @@ def test_packing_adds_few_pad_tokens_and_cells(monkeypatch: pytest.MonkeyPatch) 
             packed = pack(chosen, torch.device("cpu"))
             inputs = sum({len(row.prompt_ids) for row in chosen}) + sum(len(row.response_ids) - 1 for row in chosen)
             assert packed.input_ids.numel() == inputs + 7
-            cells = packed.layout.keys.numel()
+            cells = packed.layout.cells.numel()
             used = sum(len(row.prompt_ids) + len(row.response_ids) - 1 for row in chosen)
             assert used <= cells < used / 0.85
 

@@ -74,16 +74,20 @@ def test_products_of_bfloat16_factors_keep_float32_sums() -> None:
 
 
 def test_attention_by_segments_is_attention_by_blocks() -> None:
-    """Both in bfloat16 against blocks in float32; a CPU has no kernel for segments."""
+    """Both in bfloat16 against blocks in float32; a CPU has no kernel for segments, but takes slices."""
     rows = rows_of((5, 300, 1, 64))
     hidden = {}
-    for dtype, by_segments in ((torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, not ON_CPU)):
+    for dtype, way in (
+        (torch.float32, "blocks"),
+        (torch.bfloat16, "blocks"),
+        (torch.bfloat16, "slices" if ON_CPU else "segments"),
+    ):
         parts = split_causal_lm(model(dtype))
         assert ON_CPU or dtype != torch.bfloat16 or takes_segments(parts), "this GPU and torch take no segments"
         with torch.no_grad():
-            batch = pack(rows, DEVICE, by_segments=by_segments)
-            hidden[dtype, by_segments] = response_hidden(parts.body, batch).float()
-    exact = hidden[torch.float32, False]
+            batch = pack(rows, DEVICE, way=way)
+            hidden[dtype, way] = response_hidden(parts.body, batch).float()
+    exact = hidden[torch.float32, "blocks"]
     for key, found in hidden.items():
         assert float((found - exact).norm() / exact.norm()) < 3e-2, key
 

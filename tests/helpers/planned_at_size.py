@@ -57,7 +57,7 @@ def as_on_a_gpu() -> None:
     """Leave out what looks at values, and take the ways of a GPU."""
     packing.prove_packing = causal_lm._prove_linear_head = lambda parts: None
     policy.fingerprint = lambda model: 1
-    packing.proved_segments = lambda parts: True
+    packing.proved_way = lambda parts: "segments"
     logprobs.TILE_ELEMENTS = logprobs.GPU_TILE_ELEMENTS
     logprobs.wide_matmul = lambda left, right, dtype: torch.mm(left, right.t(), out_dtype=dtype)
 

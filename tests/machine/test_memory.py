@@ -71,7 +71,7 @@ def test_the_tiny_shape_a_folder_and_an_uncached_hub_id(tmp_path):
     ],
 )
 def test_activations_of_packed_rows_are_what_autograd_keeps(prompt, response, model_type, dtype, rank):
-    """Four groups of 8: a prompt is packed once for its rows, and gathered for each, where it is long as keys alone.
+    """Four groups of 8: a prompt is packed once for its rows, and gathered for each, but where it is long.
 
     Bytes that one more decoder layer makes autograd keep, weights aside, against the plan. Pads are what is left: 2 %.
     """
@@ -91,7 +91,7 @@ def test_activations_of_packed_rows_are_what_autograd_keeps(prompt, response, mo
         "rollout.group_size=8", f"backbone.dtype={dtype}", f"lora.rank={rank}",
     ]  # fmt: skip
     shape = memory.shape_of(_small_config(model_type, layers=2))
-    planned = memory.layer_bytes(shape, build_config(assignments=settings), 1, prompt + response)
+    planned = memory.layer_bytes(shape, build_config(assignments=settings), 1, prompt + response, on_gpu=False)
     assert kept[1] - kept[0] == pytest.approx(planned, rel=0.02)
 
 

@@ -250,14 +250,10 @@ class DecodeBatch:
             tokens, logprobs, *entropies = (column[:count].copy() for column in row)
             at_limit = count == self.params.max_new_tokens - self.requests[place[0]].drawn
             rollout = Rollout(
-                question_id=self.requests[place[0]].question_id,
-                member=place[1],
-                token_ids=tokens,
-                engine_logprobs=logprobs,
+                question_id=self.requests[place[0]].question_id, member=place[1], weight_version=self.weight_version,
                 stop_reason=StopReason.EOS if eos else StopReason.LENGTH if at_limit else StopReason.UNFINISHED,
-                weight_version=self.weight_version,
-                engine_entropies=entropies[0] if entropies else None,
-            )
+                token_ids=tokens, engine_logprobs=logprobs, engine_entropies=entropies[0] if entropies else None,
+            )  # fmt: skip
             finished.append((place, rollout))
         return finished
 

@@ -70,9 +70,7 @@ def native_library() -> ctypes.CDLL | str:
     made_of = [_FORMAT, source.read_text(encoding="utf-8"), versions.processor(), compiler, *FLAGS]
     try:
         folder = cached_folder(
-            name="decode",
-            key={"made_of": made_of},
-            build=lambda to: _compile(compiler, source, to / "decode.so"),
+            name="decode", key={"made_of": made_of}, build=lambda to: _compile(compiler, source, to / "decode.so")
         )
         return ctypes.CDLL(str(folder / "decode.so"))
     except (errors.ExgrpoError, OSError) as error:

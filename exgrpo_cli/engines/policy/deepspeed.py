@@ -94,10 +94,7 @@ class ZeroStepper:
         self._step_adamw, self._adamw.step = self._adamw.step, self._bounded_step  # type: ignore[assignment]
         with without_prints():
             self.engine, *_ = self._deepspeed.initialize(
-                model=scorer,
-                optimizer=self._adamw,
-                config=_deepspeed_config(parts, optim),
-                dist_init_required=False,
+                model=scorer, optimizer=self._adamw, config=_deepspeed_config(parts, optim), dist_init_required=False
             )
         if self.is_sharded:
             self._deepspeed.zero.register_external_parameter(scorer.head, parts.head.weight)

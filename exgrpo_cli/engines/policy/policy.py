@@ -33,6 +33,7 @@ from exgrpo_cli.config.sections.run import LoraSettings, OptimSettings
 from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm, to_device, use_attention
 from exgrpo_cli.engines.lora import adapt, adapter_off, fingerprint, unmerged_weights
 from exgrpo_cli.engines.policy import packing
+from exgrpo_cli.engines.policy.attention import PACKED_CAUSAL
 from exgrpo_cli.ranks import ALONE, Ranks
 
 STATE_FILE = "policy.json"
@@ -117,7 +118,7 @@ class Policy:
         """
         self._parts = split_causal_lm(model)
         packing.prove_packing(self._parts)
-        self._by_segments = packing.proved_segments(self._parts)
+        self._way = packing.proved_way(self._parts)
         self._reference: CausalLM | None = None
         """The frozen model of the KL penalty."""
         self.base = 0
@@ -251,7 +252,7 @@ class Policy:
                 shortest = min((row.sequence for row in batch.rows), key=lambda sequence: len(sequence.response_ids))
                 part = self._stepper.forward(self._pack([shortest]))[0].sum() * 0.0
             # Gradient checkpointing runs the layers once more in here, with whatever attention is set.
-            with use_attention(self._parts.body, packing.PACKED_CAUSAL):
+            with use_attention(self._parts.body, PACKED_CAUSAL):
                 self._stepper.backward(part)
         told = self._ranks.gather((float(loss), None if sums is None else sums.on_host(), scores))
         losses, parts, of_rows = zip(*told, strict=True)
@@ -274,7 +275,7 @@ class Policy:
         return batches + [[] for _ in range(busiest - len(batches))]
 
     def _pack(self, rows: Sequence[TokenSequence]) -> packing.PackedBatch:
-        return packing.pack(rows, self._parts.device, by_segments=self._by_segments)
+        return packing.pack(rows, self._parts.device, way=self._way)
 
     def _loss(
         self, rows: Sequence[batching.TrainingRow], totals: objective.Denominators, *, clip: bool

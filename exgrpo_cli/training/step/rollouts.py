@@ -206,11 +206,7 @@ def rollout_requests(
     num = config.rollout.group_size - len(group.replayed)
     seeds = tuple(types.rollout_seed(config.run.seed, id, visit, member) for member in range(num))
     whole = types.RolloutRequest(
-        question_id=id,
-        prompt_ids=parts.prompt_of(group),
-        seeds=seeds,
-        expected_tokens=expected,
-        drawn=len(group.begun),
+        question_id=id, prompt_ids=parts.prompt_of(group), seeds=seeds, expected_tokens=expected, drawn=len(group.begun)
     )
     if not group.rollouts:
         return [(whole, range(num))]
