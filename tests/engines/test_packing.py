@@ -202,3 +202,24 @@ def test_slices_are_softmax_attention(lengths: tuple[int, ...], dtype: torch.dty
     ]
     for mine, other in zip(*gradients, strict=True):
         torch.testing.assert_close(mine.double(), other, **close)
+
+
+@pytest.mark.parametrize(("dtype", "on_gpu"), [(torch.float32, True), (torch.float32, False), (torch.bfloat16, True)])
+def test_keys_are_repeated_in_float32_on_a_gpu_alone(dtype: torch.dtype, on_gpu: bool, monkeypatch) -> None:
+    """No kernel there takes heads that share keys; repeated or shared, the output is that of slices."""
+    shared: list[bool] = []
+    own = F.scaled_dot_product_attention
+    told = lambda *states, enable_gqa, **how: shared.append(enable_gqa) or own(*states, enable_gqa=enable_gqa, **how)  # noqa: E731
+    layouts = [pack(sequences(), torch.device("cpu"), way=way).layout for way in ("slices", "blocks")]
+    packed = len(layouts[1].cell_of)
+    states = [
+        torch.randn(1, heads, packed, 8, generator=torch.Generator().manual_seed(0)).to(dtype) for heads in (4, 2, 2)
+    ]
+    expected, _ = attention.packed_causal(torch.nn.Module(), *states, None, 0.3, layout=layouts[0])
+    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", told)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", on_gpu)
+    found, _ = attention.packed_causal(torch.nn.Module(), *states, None, 0.3, layout=layouts[1])
+    assert set(shared) == {not (on_gpu and dtype == torch.float32)}
+    last = max(span.stop for span, _ in layouts[0].reads)
+    room = 1e-5 if dtype == torch.float32 else 0.05
+    torch.testing.assert_close(found[:, :last], expected[:, :last], rtol=room, atol=room)

@@ -117,8 +117,8 @@ class Policy:
         Raises InputError where the model is unsuitable (`split_causal_lm`, `prove_packing`, `adapt`).
         """
         self._parts = split_causal_lm(model)
-        packing.prove_packing(self._parts)
         self._way = packing.proved_way(self._parts)
+        packing.prove_packing(self._parts, self._way)
         self._reference: CausalLM | None = None
         """The frozen model of the KL penalty."""
         self.base = 0
