@@ -22,11 +22,6 @@ class Append(UnitPlace):
     max_per_question: int = setting(0, NON_NEGATIVE, Needs("groups stay whole; capacity counts them", unit="row"))
     """Most trajectories kept per question, of single rows; 0 is unbounded."""
 
-    @property
-    def draws_groups(self) -> bool:
-        """Whether a unit is the K rows of one visit."""
-        return self.unit == "group"
-
     def beside(self, asked: Asked, groups: Sequence[Any], experience: Experience) -> Experience:
         """floor(`ratio` * questions of the step) groups, or round(`ratio` * fresh rows of its mixed groups) rows."""
         if self.draws_groups:

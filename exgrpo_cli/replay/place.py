@@ -174,7 +174,7 @@ class Place:
 
     # What a place has no key for.
     max_per_question = cooldown = 0
-    count_fresh_only, advantage_over, order = False, "group", "mixed"
+    count_fresh_only, advantage_over, order, unit = False, "group", "mixed", "row"
     rests_when_stored: ClassVar[bool] = False
     """Whether a question rests not only after a replay, but also after a row of it was stored."""
 
@@ -201,7 +201,7 @@ class Place:
     @property
     def draws_groups(self) -> bool:
         """Whether the unit that is drawn is the K rows of one visit."""
-        return False
+        return self.unit == "group"
 
     @property
     def replays_failures(self) -> bool:

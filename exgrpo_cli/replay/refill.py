@@ -19,10 +19,7 @@ class Refill(UnitPlace):
     composition: Literal["refill"] = "refill"
     store: Literal["all", "none"] = setting("all", needs=NEEDS_A_RUN)
 
-    @property
-    def draws_groups(self) -> bool:
-        """A unit is the K rows of one visit."""
-        return True
+    unit = "group"
 
     def beside(self, asked: Asked, groups: Sequence[Any], experience: Experience) -> Experience:
         """As many stored groups as fresh ones are not mixed."""

@@ -179,7 +179,7 @@ class Store(AbstractContextManager["Store"]):
             self._log(step, schemas.Event.SELECTED, question, trajectory_id)
             if self.rules.cooldown:
                 self.questions.rests_until[question] = step + self.rules.cooldown
-            self._use(step, trajectory_id, [trajectory_id])
+            self._use(step, trajectory_id)
 
     def record_beginning(self, group_of: Visit, beginning: Beginning) -> None:
         """Record what grew from a beginning. It is no visit: its question neither moves nor retires, and nothing is
@@ -208,7 +208,7 @@ class Store(AbstractContextManager["Store"]):
             if self._keeps_headroom and unit.headroom is not None:
                 self.rows["priority"][unit.unit_id] = unit.headroom
             if unit.accepted:
-                self._use(step, unit.unit_id, self._members(unit.unit_id))
+                self._use(step, unit.unit_id)
 
     def _units(self) -> Int64[np.ndarray, " units"]:
         return self.rows.units(self.questions.retired, groups=self.rules.draws_groups)
@@ -217,11 +217,11 @@ class Store(AbstractContextManager["Store"]):
         """The rows of a unit."""
         return self.rows.members(np.array([unit]), groups=self.rules.draws_groups)[0]
 
-    def _use(self, step: int, unit: int, members: Sequence[int]) -> None:
+    def _use(self, step: int, unit: int) -> None:
         """Count a replay of a unit, and evict it after its last one (`max_uses`)."""
         self.rows["uses"][unit] += 1
         if self.rows["uses"][unit] >= self.rules.max_uses > 0:
-            self._evict(step, members)
+            self._evict(step, self._members(unit))
 
     # Visits.
 
