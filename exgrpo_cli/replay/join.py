@@ -20,9 +20,8 @@ class Join(MemberPlace):
 
     def beside(self, asked: Asked, groups: Sequence[Any], experience: Experience) -> Experience:
         """The rows that join the groups of their questions."""
-        store = asked.store
-        in_buffer = {question_id for bucket in store.drawable(asked.step) for question_id in bucket.question_ids}
-        drawable = [group.question.id for group in groups if group.question.id in in_buffer]
-        held = zip(drawable, store.held_by(drawable), strict=True)
-        holding = [question_id for question_id, ids in held if len(ids) >= self.min_stored]
+        store, ids = asked.store, [group.question.id for group in groups]
+        drawable = {question_id for bucket in store.drawable(asked.step) for question_id in bucket.question_ids}
+        held = zip(ids, store.held_by(ids), strict=True)
+        holding = [each for each, rows in held if each in drawable and len(rows) >= self.min_stored]
         return replace(self.replay(asked, holding), joined=True) if holding else NO_EXPERIENCE

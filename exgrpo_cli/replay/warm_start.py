@@ -134,18 +134,14 @@ def _trajectories(reader: LedgerReader, kept: Int64[np.ndarray, " trajectories"]
                 f"{priorities[wrong[0]]:g} by replay.priority = {rules.priority!r}, and nothing is drawn in proportion "
                 "to that; use replay.draw = 'top', another priority, or a pool with other rewards"
             )
-    replaced = {
+    columns = dict(zip(table.column_names, table.columns, strict=True)) | {
         "trajectory_id": np.arange(len(kept)),
         "step_born": np.full(len(kept), schemas.WARM_START_STEP),
         "weight_version": np.full(len(kept), schemas.FOREIGN_WEIGHTS),
         "group_id": groups,
-        "priority": priorities,
+        "priority": pa.array(priorities, from_pandas=True),
     }
-    for name, values in replaced.items():
-        field = table.schema.field(name)
-        own = pa.array(values, field.type, from_pandas=True)
-        table = table.set_column(table.schema.get_field_index(name), field, own)
-    return table
+    return pa.table(columns, schema=table.schema)
 
 
 def _events(states: Questions, owners: np.ndarray, retired: Int64[np.ndarray, " retired"]) -> pa.Table:
