@@ -258,13 +258,9 @@ class LedgerReader:
         With `dictionary` the columns that repeat few words come dictionary-encoded, each over one dictionary.
         """
         names = list(columns) if columns is not None else schemas.SCHEMAS[table].names
-
-        def read(catalogue: Catalogue) -> pa.Table:
-            rows = read_rows(table, catalogue.parts[table], names, dictionary=dictionary)
-            # A live part may have grown since.
-            return rows.slice(0, self._catalogue.totals[table])
-
-        return self._retrying(read)
+        rows = self._retrying(lambda catalogue: read_rows(table, catalogue.parts[table], names, dictionary=dictionary))
+        # A live part may have grown since.
+        return rows.slice(0, self._catalogue.totals[table])
 
     trajectories = partialmethod(table, schemas.TRAJECTORIES)
     """One row per stored trajectory (`table`)."""
@@ -361,9 +357,8 @@ class BodyStore:
 
     def add(self, part: PartInfo) -> None:
         """Find the bodies of a part whose ids follow those already here."""
-        for position, first_id in enumerate(part.batch_first_ids):
-            self._first_ids.append(first_id)
-            self._places.append((part.path, position))
+        self._first_ids += part.batch_first_ids
+        self._places += [(part.path, position) for position in range(len(part.batch_first_ids))]
 
     def read(self, trajectory_ids: Sequence[int]) -> list[Body]:
         """Copies of the stored arrays, in the order of the ids, which must exist.

@@ -66,12 +66,10 @@ def batch_checksums(batch: pa.RecordBatch) -> bytes:
 
 def bodies_batch(first_id: int, bodies: Sequence[reader.Body]) -> pa.RecordBatch:
     """Bodies as one record batch, numbered from `first_id`."""
-    offsets = np.cumsum([0, *(len(token_ids) for token_ids, _ in bodies)], dtype=np.int32)
-    token_ids = np.concatenate([np.empty(0, dtype=np.int32), *(token_ids for token_ids, _ in bodies)])
-    logprobs = np.concatenate([np.empty(0, dtype=np.float32), *(logprobs for _, logprobs in bodies)])
-    ids = np.arange(first_id, first_id + len(bodies), dtype=np.int64)
-    lists = [pa.ListArray.from_arrays(pa.array(offsets), pa.array(values)) for values in (token_ids, logprobs)]
-    return pa.record_batch([pa.array(ids), *lists], schema=schemas.SCHEMAS[schemas.BODIES])
+    ids, schema = range(first_id, first_id + len(bodies)), schemas.SCHEMAS[schemas.BODIES]
+    columns = [ids, [token_ids for token_ids, _ in bodies], [logprobs for _, logprobs in bodies]]
+    arrays = [pa.array(own, field.type) for own, field in zip(columns, schema, strict=True)]
+    return pa.record_batch(arrays, schema=schema)
 
 
 def write_bodies(file: BinaryIO, batches: Iterable[Batch], schema: pa.Schema) -> None:
