@@ -58,7 +58,7 @@ def write_shards(weights: Iterator[tuple[str, Tensor]], folder: Path, *, stored:
     """
     shard: dict[str, Tensor] = {}
     file_of: dict[str, str] = {}
-    size, total = 0, 0
+    total = 0
 
     def write() -> None:
         name = f"model-{len(set(file_of.values())) + 1:05d}.safetensors"
@@ -69,12 +69,10 @@ def write_shards(weights: Iterator[tuple[str, Tensor]], folder: Path, *, stored:
     for name, tensor in weights:
         if name not in stored:
             continue
-        nbytes = tensor.numel() * tensor.element_size()
-        if shard and size + nbytes > SHARD_BYTES:
+        if shard and sum(own.nbytes for own in shard.values()) + tensor.nbytes > SHARD_BYTES:
             write()
-            size = 0
         shard[name] = tensor.detach().cpu().clone()
-        size, total = size + nbytes, total + nbytes
+        total += tensor.nbytes
     write()
     index = {"metadata": {"total_size": total}, "weight_map": file_of}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")

@@ -41,9 +41,8 @@ def require_safetensors(folder: Path) -> None:
     if (folder / "model.safetensors").is_file():
         return
     shards = json.loads(index.read_bytes())["weight_map"].values() if index.is_file() else ()
-    others = [path.name for path in sorted(folder.glob("*.bin"))] or ["nothing"]
-    others = [name for name in shards if not name.endswith(".safetensors")] or ([] if shards else others)
-    if others:
+    names = list(shards) or [path.name for path in sorted(folder.glob("*.bin"))] or ["nothing"]
+    if others := [name for name in names if not name.endswith(".safetensors")]:
         unread = f"but {others[0]}, which is not read, since other formats may hold code"
         raise InputError(f"{folder} has no weights as safetensors {unread}: save the model again with save_pretrained.")
 
