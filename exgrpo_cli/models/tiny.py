@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float
-from safetensors.torch import save_file
 from tokenizers import AddedToken, pre_tokenizers
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers.utils import logging
 
 from exgrpo_cli.base import cache, data
 from exgrpo_cli.config.sections.run import TinySettings
@@ -148,13 +148,9 @@ def _build(folder: Path, settings: TinySettings, recipe: WarmStartRecipe, report
         warm_start(model, tokenizer, settings, recipe, report)
     finally:
         torch.set_num_threads(threads)
-    # What save_pretrained writes, without its own progress bar. The tied output matrix is the embedding: the format
-    # refuses one tensor under two names.
-    weights = {name: weight for name, weight in model.state_dict().items() if name != "lm_head.weight"}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    model.config.architectures = [type(model).__name__]
-    model.config.save_pretrained(folder)
-    model.generation_config.save_pretrained(folder)
+    # The toolkit shows one progress of its own.
+    logging.disable_progress_bar()
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
