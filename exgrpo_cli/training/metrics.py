@@ -46,10 +46,14 @@ class Clock:
         return {f"time/{name}": seconds for name, seconds in self.seconds.items()} | {"time/step": whole}
 
 
+def mean(values: Sequence[float]) -> float:
+    """Mean in float64; NaN of nothing, which no journal line takes."""
+    return float(np.mean(values)) if values else math.nan
+
+
 def pass_at_1(groups: Sequence[Group]) -> float:
     """Share of correct answers among the fresh rollouts of `groups`; NaN without any."""
-    outcomes = [member.verdict is Verdict.CORRECT for group in groups for member in group.fresh]
-    return float(np.mean(outcomes)) if outcomes else math.nan
+    return mean([member.verdict is Verdict.CORRECT for group in groups for member in group.fresh])
 
 
 def batch_metrics(groups: Sequence[Group]) -> dict[str, float | int]:
@@ -58,7 +62,6 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float | int]:
     experiential = [group for group in groups if group.is_experiential]
     members = [member for group in fresh for member in group.fresh]
     every = [member for group in groups for member in group.fresh]
-    lengths = [len(member.rollout.token_ids) for member in members]
     verdicts = Counter(member.verdict for member in every)
     values = {
         "replay/pass_at_1": pass_at_1(experiential),
@@ -67,14 +70,14 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float | int]:
     if members:
         values |= valid_trace_metrics(fresh)
         values |= {
-            "reward/mean": float(np.mean([member.grade.reward for member in members])),
+            "reward/mean": mean([member.grade.reward for member in members]),
             **part_means([member.grade.parts for member in members]),
             "batch/pass_at_1": pass_at_1(fresh),
-            "batch/solve_all": float(np.mean([group.num_fresh_correct == len(group.fresh) for group in fresh])),
-            "batch/solve_none": float(np.mean([group.num_fresh_correct == 0 for group in fresh])),
+            "batch/solve_all": mean([group.num_fresh_correct == len(group.fresh) for group in fresh]),
+            "batch/solve_none": mean([group.num_fresh_correct == 0 for group in fresh]),
             "batch/questions": len(fresh),
-            "length/mean": float(np.mean(lengths)),
-            "length/clipped": float(np.mean([m.rollout.stop_reason is StopReason.LENGTH for m in members])),
+            "length/mean": mean([len(member.rollout.token_ids) for member in members]),
+            "length/clipped": mean([member.rollout.stop_reason is StopReason.LENGTH for member in members]),
         }
     return values | {f"verdict/{verdict.value.replace(' ', '_')}": verdicts[verdict] for verdict in Verdict}
 
@@ -82,22 +85,17 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float | int]:
 def part_means(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """`reward/part/<name>`: mean over the rollouts of each part of the reward, 0 where one has none of that name."""
     names = sorted({name for own in parts for name in own})
-    return {f"reward/part/{name}": float(np.mean([own.get(name, 0.0) for own in parts])) for name in names}
+    return {f"reward/part/{name}": mean([own.get(name, 0.0) for own in parts]) for name in names}
 
 
 def valid_trace_metrics(groups: Sequence[Group]) -> dict[str, float | int]:
     """Shares of valid working among fresh rollouts that can be checked: of all of them and of those that are right."""
     checked = [group for group in groups if sum_asked(group.question) is not None]
-    fresh = sum(len(group.fresh) for group in checked)
+    members = [(group.question, member) for group in checked for member in group.fresh]
+    valid = [bool(valid_trace(asked, own.text)) for asked, own in members if own.verdict is Verdict.CORRECT]
     # What comes to another number than the gold is not right in its last step.
-    valid = [
-        bool(valid_trace(group.question, member.text))
-        for group in checked
-        for member in group.fresh
-        if member.verdict is Verdict.CORRECT
-    ]
-    values = {"batch/valid_traces": sum(valid) / fresh} if fresh else {}
-    return values | ({"batch/valid_of_correct": float(np.mean(valid))} if valid else {})
+    wrong = [False] * (len(members) - len(valid))
+    return {"batch/valid_traces": mean(valid + wrong), "batch/valid_of_correct": mean(valid)}
 
 
 def score_gaps(rollouts: Sequence[Rollout], scores: Sequence[TokenScores]) -> dict[str, float | int]:
@@ -107,18 +105,14 @@ def score_gaps(rollouts: Sequence[Rollout], scores: Sequence[TokenScores]) -> di
     And the same of entropies, in nats, where the engine tells them.
     """
     values: dict[str, float | int] = {}
-    rows = [(own, score, own.num_earlier) for own, score in zip(rollouts, scores, strict=True)]
-    gaps = {
-        "policy/logprob_gap": [np.abs(score.logprobs - own.engine_logprobs)[at:] for own, score, at in rows],
-        "policy/entropy_gap": [
-            np.abs(score.entropies - own.engine_entropies)[at:]
-            for own, score, at in rows
-            if own.engine_entropies is not None
-        ],
-    }
-    for name, parts in gaps.items():
-        if parts:
-            gap = np.concatenate(parts)
+    for name, kind in (("policy/logprob_gap", "logprobs"), ("policy/entropy_gap", "entropies")):
+        gaps = [
+            np.abs(getattr(score, kind) - engine)[own.num_earlier :]
+            for own, score in zip(rollouts, scores, strict=True)
+            if (engine := getattr(own, f"engine_{kind}")) is not None
+        ]
+        if gaps:
+            gap = np.concatenate(gaps)
             values |= {f"{name}_mean": float(gap.mean(dtype=np.float64)), f"{name}_max": float(gap.max())}
     return values
 
@@ -139,7 +133,7 @@ def carrying(
     return {
         "tokens/generated": tokens,
         "rollout/carried": sum(unfinished) / (len(versions) + len(unfinished)),
-        "rollout/versions": float(np.mean(versions)),
+        "rollout/versions": mean(versions),
         "rollout/versions_max": max(versions),
         "rollout/waiting": 1 - tokens / (slots * steps),
     }
@@ -168,12 +162,11 @@ def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float | int | s
     values: dict[str, float | int | str] = {}
     for name in names:
         series = [report.metrics[name] for report in reports if name in report.metrics]
-        values[name] = max(series) if name.endswith("_max") else float(np.mean(series))
+        values[name] = max(series) if name.endswith("_max") else mean(series)
     skipped = [report for report in reports if not report.applied]
-    if reports:
-        values["optim/grad_norm"] = float(np.mean([report.grad_norm for report in reports]))
-        values["optim/loss"] = float(np.mean([report.loss for report in reports]))
     values |= {
+        "optim/grad_norm": mean([report.grad_norm for report in reports]),
+        "optim/loss": mean([report.loss for report in reports]),
         "optim/updates_applied": len(reports) - len(skipped),
         "optim/updates_skipped": len(skipped),
         "tokens/trained": sum(report.num_tokens for report in reports),
