@@ -104,14 +104,9 @@ class RunState:
 
     def spent(self, budget: str) -> float:
         """Tokens generated, tokens trained, or this rank's seconds in the phases of steps; steps for `steps`."""
-        match budget:
-            case "generated":
-                return self.tokens_generated
-            case "trained":
-                return self.tokens_trained
-            case "seconds":
-                return sum(self.seconds.get(phase, 0.0) for phase in PHASES)
-        return self.step
+        if budget == "seconds":
+            return sum(self.seconds.get(phase, 0.0) for phase in PHASES)
+        return {"generated": self.tokens_generated, "trained": self.tokens_trained, "steps": self.step}[budget]
 
     def spent_share(self, settings: RunSettings, ranks: Ranks) -> float | None:
         """Share of the run's budget that has been spent, the same on every rank; None where steps are counted."""
