@@ -11,15 +11,15 @@ is read is what was written, or is refused.
 import hashlib
 import importlib.util
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from filelock import FileLock
+from filelock import AcquireReturnProxy, FileLock
 
 from exgrpo_cli import __version__
 from exgrpo_cli.base import files, types, versions
@@ -48,8 +48,8 @@ _STAMP = {
 """Keys that are read of a stored stamp, whoever wrote it."""
 
 
-class ResultsFolder(AbstractContextManager["ResultsFolder"]):
-    """Open for one process at a time, a context manager; made by its path alone it is only read."""
+class ResultsFolder:
+    """Written by one process at a time, within `create` or `open`; made by its path alone it is only read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -60,7 +60,8 @@ class ResultsFolder(AbstractContextManager["ResultsFolder"]):
         self._lock = FileLock(path / ".lock")
 
     @classmethod
-    def create(cls, path: Path, stamp: Stamp, records: Sequence[QuestionRecord]) -> "ResultsFolder":
+    @contextmanager
+    def create(cls, path: Path, stamp: Stamp, records: Sequence[QuestionRecord]) -> Iterator["ResultsFolder"]:
         """A folder for this protocol: a new one, or one that an interrupted evaluation of the same protocol left.
 
         Raises InputError where the folder holds something else, another protocol, or cannot be written.
@@ -68,8 +69,7 @@ class ResultsFolder(AbstractContextManager["ResultsFolder"]):
         folder = cls(path)
         cls.check_place(path)
         path.mkdir(parents=True, exist_ok=True)
-        folder._acquire()
-        try:
+        with folder._taken():
             held = folder.stamp if folder._protocol.is_file() else stamp
             if unlike := differences(held, stamp, may_differ=MAY_DIFFER_ON_RESUME):
                 remedy = "Choose another --output, or remove the folder"
@@ -81,10 +81,7 @@ class ResultsFolder(AbstractContextManager["ResultsFolder"]):
                 text = files.json_lines(rows)
                 folder.write_stamp(stamp, hashlib.sha256(text.encode()).hexdigest())
                 files.write_text(folder._questions, text)
-        except BaseException:
-            folder.close()
-            raise
-        return folder
+            yield folder
 
     @classmethod
     def check_place(cls, path: Path) -> None:
@@ -97,16 +94,17 @@ class ResultsFolder(AbstractContextManager["ResultsFolder"]):
         files.require_writable(folder._protocol)
 
     @classmethod
-    def open(cls, path: Path) -> "ResultsFolder":
+    @contextmanager
+    def open(cls, path: Path) -> Iterator["ResultsFolder"]:
         """A folder that is there already; raises InputError otherwise."""
         folder = cls(path)
         if not folder._protocol.is_file():
             raise InputError(f"{path} is no results folder: it has no protocol.json. Run `exgrpo evaluate` first.")
-        folder._acquire()
-        return folder
+        with folder._taken():
+            yield folder
 
-    def _acquire(self) -> None:
-        files.take(self._lock, f"{self.path} is in use by another evaluation: wait for it to end.")
+    def _taken(self) -> AcquireReturnProxy:
+        return files.take(self._lock, f"{self.path} is in use by another evaluation: wait for it to end.")
 
     def _check_questions(self, records: Sequence[QuestionRecord]) -> None:
         for found, wanted in zip_longest(self.questions(), records):
@@ -219,13 +217,6 @@ class ResultsFolder(AbstractContextManager["ResultsFolder"]):
     def rewrite(self, records: Iterable[QuestionRecord]) -> None:
         """Replace all records."""
         files.write_json_lines(self._records, map(_record_row, records))
-
-    def close(self) -> None:
-        """Leave the folder to other processes."""
-        self._lock.release()
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
 
 _SUMS, _SUM = "checksums", "checksum"

@@ -208,8 +208,8 @@ def _run(
     """Ask what the folder does not hold yet, each finished question on disk at once, and score it."""
     protocol, records = benchmark.protocol, prepared.records
     params = SamplingParams(temperature=protocol.temperature, top_p=protocol.top_p, max_new_tokens=prepared.max_tokens)
-    total, folder = len(records), ResultsFolder.create(plan.folders[name], stamp, records)
-    with folder, sampling.open_pool(protocol.grader) as pool:
+    total, opened = len(records), ResultsFolder.create(plan.folders[name], stamp, records)
+    with opened as folder, sampling.open_pool(protocol.grader) as pool:
         finished = folder.records()
         left = [record for record in records if record.question.id not in finished]
         done = total - len(left)

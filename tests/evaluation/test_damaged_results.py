@@ -117,4 +117,4 @@ def test_a_gold_that_changed_under_stored_verdicts_is_refused(tmp_path):
     # Its checksum made good as well.
     results.ResultsFolder(path).write_stamp(stamp)
     with pytest.raises(InputError, match=r"questions\.jsonl is not what would be asked now \(first: question q1\)"):
-        results.ResultsFolder.create(path, stamp, asked)
+        results.ResultsFolder.create(path, stamp, asked).__enter__()
