@@ -5,7 +5,7 @@ are still being sampled; a question is handed over as soon as its last verdict i
 """
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
@@ -196,8 +196,8 @@ def sample_and_grade(
     number of responses so far, as each one ends.
     """
     requests = [(record.question.id, sample_seeds(seed, record.question.id, samples)) for record in questions]
-    graded: list[dict[int, tuple[Response, Future[Grade]]]] = [{} for _ in questions]
-    sampled: list[int] = []
+    graded: dict[int, dict[int, tuple[Response, Future[Grade]]]] = defaultdict(dict)
+    sampled: dict[int, dict[int, tuple[Response, Future[Grade]]]] = {}
     num_sampled = itertools.count(1)
     finished: dict[int, QuestionRecord] = {}
 
@@ -207,16 +207,15 @@ def sample_and_grade(
         item = questions[index].grading_item(response.text, response.stop_reason, answer_format)
         graded[index][member] = (response, pool.submit(item))
         if len(graded[index]) == samples:
-            sampled.append(index)
+            sampled[index] = graded.pop(index)
         hand_over(wait=False)
 
     def hand_over(*, wait: bool) -> None:
         """Pass on the sampled questions whose verdicts are in; with `wait`, all sampled ones."""
-        ready = [i for i in sampled if wait or all(verdict.done() for _, verdict in graded[i].values())]
+        ready = [i for i, answers in sampled.items() if wait or all(grade.done() for _, grade in answers.values())]
         for index in ready:
-            # Out of the list first: `on_record` may raise, and this is then called again for what is left.
-            sampled.remove(index)
-            responses, graded[index] = graded[index], {}
+            # Out of these first: `on_record` may raise, and this is then called again for what is left.
+            responses = sampled.pop(index)
             taken = []
             for member, own_seed in enumerate(requests[index][1]):
                 response, grade = responses[member]
