@@ -66,12 +66,11 @@ def report_tables(study: Study, report: Numbers) -> list[Table]:
     """The tables of a terminal: scores, and verdicts where the study is of claims."""
     # Differences of pass@k, times and other endpoints are in the report.
     scores = [[*row[:7], *row[8:9]] for row in score_rows(report)]
-    claims = [rich_table(claim_rows(report["claims"].values()), "claims")] if study.claims else []
-    for table in claims:
-        table.caption = READ_CLAIMS
-    table = rich_table(scores, f"{study.name}: {TITLE}")
-    table.caption = "p (Holm): chance of a difference as large where there is none, adjusted for the number of arms"
-    return [table, *claims]
+    holm = "p (Holm): chance of a difference as large where there is none, adjusted for the number of arms"
+    tables = [rich_table(scores, f"{study.name}: {TITLE}", holm)]
+    if study.claims:
+        tables.append(rich_table(claim_rows(report["claims"].values()), "claims", READ_CLAIMS))
+    return tables
 
 
 def score_rows(report: Numbers) -> Rows:
@@ -185,10 +184,10 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def rich_table(rows: Rows, title: str) -> Table:
+def rich_table(rows: Rows, title: str, caption: str | None = None) -> Table:
     """Rows as a table of a terminal."""
     columns = [Column(name, justify="right" if place else "left") for place, name in enumerate(rows[0])]
-    table = Table(*columns, title=title)
+    table = Table(*columns, title=title, caption=caption)
     for row in rows[1:]:
         table.add_row(*row)
     return table
