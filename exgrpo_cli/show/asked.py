@@ -24,7 +24,7 @@ from exgrpo_cli.replay.by_question import Candidates, RowPlace, choose, resolve_
 from exgrpo_cli.replay.place import Place
 from exgrpo_cli.replay.rows import RESTING, Questions
 from exgrpo_cli.show import queries, tables
-from exgrpo_cli.show.record import RunRecord, question_texts, response_texts, table_rows, take
+from exgrpo_cli.show.record import RunRecord, question_texts, response_texts, rows_of, table_rows, take
 
 MOMENTS = {"scored": 0, "refused": 1, "selected": 1}
 """Events of a draw, in the order in which a history has those of a step."""
@@ -58,20 +58,17 @@ def step_replay(record: RunRecord, step: int) -> queries.Numbers:
 def _drawn_questions(record: RunRecord, step: int) -> list[queries.Numbers]:
     """In the order drawn, each with its candidates in order of birth; none is chosen where the draw was given back."""
     scores, born = record.scores, record.trajectories
-    scored = np.flatnonzero(scores.step == step)
-    owner = born.question[scores.row[scored]]
-    responses = _responses(record, scores.row[scored])
+    scored = scores.step == step
+    rows = scores.row[scored]
+    candidates = table_rows(
+        age=step - born.step_born[rows],
+        **_with_texts(record, rows, "num_tokens"),
+        **take(scores, scored, "chosen", "entropy", "nll"),
+    )
     questions = []
-    for number, asked in _questions(record, owner).items():
-        own = np.sort(scored[owner == number])
-        rows = scores.row[own]
-        candidates = table_rows(
-            age=step - born.step_born[rows],
-            text=[responses.get(each) for each in born.trajectory_id[rows].tolist()],
-            **take(born, rows, "trajectory_id", "num_tokens"),
-            **take(scores, own, "chosen", "entropy", "nll"),
-        )
-        questions.append({**asked, "candidates": candidates, **_place_at_draw(record, number, step)})
+    for number, asked in _questions(record, born.question[rows]).items():
+        own = list(itertools.compress(candidates, born.question[rows] == number))
+        questions.append({**asked, "candidates": own, **_place_at_draw(record, number, step)})
     return questions
 
 
@@ -85,6 +82,12 @@ def _questions(record: RunRecord, owners: Int64[np.ndarray, " rows"]) -> dict[in
 def _responses(record: RunRecord, rows: Int64[np.ndarray, " rows"]) -> dict[int, str]:
     ids = record.trajectories.trajectory_id[rows].tolist()
     return response_texts(record.run, record.config.backbone.source, ids)
+
+
+def _with_texts(record: RunRecord, rows: Int64[np.ndarray, " rows"], *names: str) -> dict[str, Any]:
+    """Columns of some trajectories: decoded response (None without a tokenizer), id, and those of the `names`."""
+    columns, responses = take(record.trajectories, rows, "trajectory_id", *names), _responses(record, rows)
+    return {"text": [responses.get(each) for each in columns["trajectory_id"].tolist()], **columns}
 
 
 def _place_at_draw(record: RunRecord, question: int, step: int) -> queries.Numbers:
@@ -104,15 +107,13 @@ def _place_at_draw(record: RunRecord, question: int, step: int) -> queries.Numbe
 def _scanned_units(record: RunRecord, step: int) -> list[queries.Numbers]:
     columns, born = record.units, record.trajectories
     scanned = np.flatnonzero(columns.step == step)
-    which, rows = queries.rows_of_units(record, columns.unit[scanned])
-    responses = _responses(record, rows)
-    texts = [responses.get(each) for each in born.trajectory_id[rows].tolist()]
-    members = table_rows(text=texts, **take(born, rows, "trajectory_id", "reward", "advantage", "num_tokens"))
+    which, rows = queries.rows_of_units(record, columns.unit_id[scanned])
+    members = table_rows(**_with_texts(record, rows, "reward", "advantage", "num_tokens"))
     ends = np.searchsorted(which, np.arange(len(scanned) + 1)).tolist()
     first = rows[ends[:-1]]
     units = table_rows(
-        unit_id=columns.unit[scanned],
-        success_count=born.success_count[first],
+        unit_id=columns.unit_id[scanned],
+        success_count=born.k[first],
         age=step - born.step_born[first],
         rows=[members[begin:end] for begin, end in itertools.pairwise(ends)],
         **take(columns, scanned, "accepted", "priority", "probability", "drift", "headroom", "weight"),
@@ -175,7 +176,7 @@ def _history(record: RunRecord, question: int) -> Iterator[queries.Numbers]:
     events, scores, units, born = record.events, record.scores, record.units, record.trajectories
     for index in np.flatnonzero((events.question == question) & (events.kind != SELECTED)).tolist():
         kind, bucket, own = KINDS[events.kind[index]], int(events.bucket[index]), events.trajectory_id[index]
-        at = None if own == MISSING else int(record.rows_of(np.array([own]))[0])
+        at = None if own == MISSING else int(rows_of(born, np.array([own]))[0])
         known: queries.Numbers = {"bucket": None if bucket == NO_BUCKET else bucket}
         if at is not None and kind == Event.COLLECTED:
             known |= {"entropy": float(born.entropy[at]), "nll": float(born.nll[at])}
@@ -187,7 +188,7 @@ def _history(record: RunRecord, question: int) -> Iterator[queries.Numbers]:
             known |= {name: place[name] for name in ("bucket", "probability")}
         event = "selected" if scores.chosen[index] else "scored"
         yield _history_row(record, step, event, int(scores.row[index]), known)
-    which, rows = queries.rows_of_units(record, units.unit)
+    which, rows = queries.rows_of_units(record, units.unit_id)
     for member in np.flatnonzero(born.question[rows] == question).tolist():
         unit = which[member]
         event, chance = "selected" if units.accepted[unit] else "refused", float(units.probability[unit])
@@ -255,11 +256,11 @@ def what_if(record: RunRecord, text: str) -> queries.Numbers:
 def states_before(record: RunRecord, steps: Int64[np.ndarray, " draws"]) -> Iterator[Questions]:
     """Question states as the draw of each of `steps` found them, in rising order; changed in place from one to the
     next."""
-    events, rules = record.events, record.config.replay
+    events, born, rules = record.events, record.trajectories, record.config.replay
     early = events.kind == READMITTED
     if rules.max_age:
         evicted = np.flatnonzero((events.kind == EVICTED) & (events.trajectory_id != MISSING))
-        step_born = record.trajectories.step_born[record.rows_of(events.trajectory_id[evicted])]
+        step_born = born.step_born[rows_of(born, events.trajectory_id[evicted])]
         early[evicted] = step_born < events.step[evicted] - rules.max_age
     moments = 2 * events.step + ~early
     order = np.argsort(moments, kind="stable")
@@ -315,7 +316,7 @@ def other_metric(record: RunRecord, rules: Any, rng: np.random.Generator) -> que
     often there was a choice and both made the same. Not `measured` are candidates of which values of birth are taken.
     """
     metric, scores, own_rules = resolve_metric(rules.metric), record.scores, record.config.replay
-    numbers = queries.draw_numbers(record)
+    _, numbers = queries.draw_numbers(record)
     order = np.lexsort((scores.row, numbers))
     taken, others, same = [order[:0]], [order[:0]], []
     for rows in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
@@ -334,7 +335,7 @@ def other_metric(record: RunRecord, rules: Any, rng: np.random.Generator) -> que
         "measured": isinstance(own_rules, RowPlace) and own_rules.needs_scores,
         "draws": num,
         "share_with_choice": len(same) / num if num else np.nan,
-        "share_same": float(np.mean(same)) if same else np.nan,
+        "share_same": queries.mean(np.array(same)),
         **{name: overall for name, (overall, _) in means.items()},
         "steps": steps,
         "by_step": {name: by_step for name, (_, by_step) in means.items()},
@@ -370,5 +371,5 @@ def _means(
         "num_tokens": born.num_tokens[stored],
         "age": at - born.step_born[stored],
     }
-    totals = {name: float(column.mean()) if len(column) else np.nan for name, column in columns.items()}
+    totals = {name: queries.mean(column) for name, column in columns.items()}
     return totals, {name: queries.mean_by_step(at, column, record.last_step)[steps] for name, column in columns.items()}

@@ -16,7 +16,7 @@ from exgrpo_cli.ledger.columns import COLLECTED, EVICTED, NO_BUCKET, READMITTED,
 from exgrpo_cli.ledger.schemas import WARM_START_STEP
 from exgrpo_cli.replay import by_question, by_unit, place, prefix, replace, revisit
 from exgrpo_cli.show.draw_test import draw_test
-from exgrpo_cli.show.record import RunRecord, question_texts, table_rows
+from exgrpo_cli.show.record import RunRecord, question_texts, rows_of, table_rows
 
 Numbers = dict[str, Any]
 Steps = Int64[np.ndarray, " steps"]
@@ -154,13 +154,13 @@ def replays(record: RunRecord) -> Numbers:
     """Age and use of what was replayed, its share of the training, and the questions replayed most often."""
     born, last = record.trajectories, record.last_step
     selected, taken = record.events.of(SELECTED), record.units.accepted
-    which, unit_rows = rows_of_units(record, record.units.unit[taken])
+    which, unit_rows = rows_of_units(record, record.units.unit_id[taken])
     # Of those selected, then of the rows of accepted units.
     steps = np.concatenate([selected.step, record.units.step[taken][which]])
-    rows = np.concatenate([record.rows_of(selected.trajectory_id), unit_rows])
+    rows = np.concatenate([rows_of(born, selected.trajectory_id), unit_rows])
     age, reuse = steps - born.step_born[rows], np.bincount(rows, minlength=len(born.trajectory_id))
     evicted = record.events.of(EVICTED).trajectory_id
-    record.rows_of(evicted[evicted >= 0])  # raises where the ledger lost one
+    rows_of(born, evicted[evicted >= 0])  # raises where the ledger lost one
     num_replays = np.bincount(steps, minlength=last + 1)
     tokens = np.bincount(steps, weights=born.num_tokens[rows], minlength=last + 1)
     trained = record.metrics.series("tokens/trained")
@@ -184,10 +184,10 @@ def replays(record: RunRecord) -> Numbers:
 def rows_of_units(record: RunRecord, units: Int64[np.ndarray, " units"]) -> tuple[Members, Members]:
     """Position among `units` and trajectory row of each of their members, unit by unit."""
     if not record.config.replay.draws_groups:
-        return np.arange(len(units)), record.rows_of(units)
+        return np.arange(len(units)), rows_of(record.trajectories, units)
     # The rows of a visit stand together, in the order of their ids.
-    begins = np.searchsorted(record.trajectories.group, units)
-    lengths = np.searchsorted(record.trajectories.group, units, side="right") - begins
+    begins = np.searchsorted(record.trajectories.group_id, units)
+    lengths = np.searchsorted(record.trajectories.group_id, units, side="right") - begins
     which = np.repeat(np.arange(len(units)), lengths)
     within = np.arange(len(which)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     return which, np.repeat(begins, lengths) + within
@@ -242,7 +242,7 @@ def begun_groups(record: RunRecord) -> Numbers:
     found = {
         "groups": np.bincount(begun.step, minlength=last + 1),
         "tokens": mean_by_step(begun.step, begun.num_tokens, last),
-        "pass_at_1": mean_by_step(begun.step, begun.success_count / begun.num_members, last),
+        "pass_at_1": mean_by_step(begun.step, begun.k / begun.num_members, last),
     }
     return {"over_time": {"begun": found if isinstance(record.config.replay, prefix.Prefix) else None}}
 
@@ -255,29 +255,28 @@ def entropy_of_choice(record: RunRecord) -> Numbers:
     no measurement the entropies are those of birth.
     """
     scores, last = record.scores, record.last_step
-    numbers = draw_numbers(record)
+    steps, numbers = draw_numbers(record)
     counts, num_chosen = np.bincount(numbers), np.bincount(numbers, weights=scores.chosen)
     kept = num_chosen > 0  # an effective-sample-size guard measures draws that are then given up
     available = np.bincount(numbers, weights=scores.entropy)[kept] / counts[kept]
     selected = np.bincount(numbers, weights=np.where(scores.chosen, scores.entropy, 0.0))[kept] / num_chosen[kept]
-    first = np.zeros(len(counts), dtype=np.int64)
-    first[numbers] = scores.step
-    entropy = {"selected": _mean(selected), "available": _mean(available), "share_with_choice": _mean(counts[kept] > 1)}
+    entropy = {"selected": mean(selected), "available": mean(available), "share_with_choice": mean(counts[kept] > 1)}
     return {
         "entropy": entropy,
         "over_time": {
-            "entropy_selected": mean_by_step(first[kept], selected, last),
-            "entropy_available": mean_by_step(first[kept], available, last),
-            "candidates": mean_by_step(first[kept], counts[kept], last),
+            "entropy_selected": mean_by_step(steps[kept], selected, last),
+            "entropy_available": mean_by_step(steps[kept], available, last),
+            "candidates": mean_by_step(steps[kept], counts[kept], last),
         },
     }
 
 
-def draw_numbers(record: RunRecord) -> Int64[np.ndarray, " scores"]:
-    """Number of the (step, question) draw each score belongs to, in order of step, then question."""
+def draw_numbers(record: RunRecord) -> tuple[Int64[np.ndarray, " draws"], Int64[np.ndarray, " scores"]]:
+    """Step of each draw, of one question in one step, and the number of the draw that each score belongs to."""
     question = record.trajectories.question[record.scores.row]
-    _, numbers = np.unique(record.scores.step * (int(question.max(initial=0)) + 1) + question, return_inverse=True)
-    return numbers
+    num = int(question.max(initial=0)) + 1
+    draws, numbers = np.unique(record.scores.step * num + question, return_inverse=True)
+    return draws // num, numbers
 
 
 def entropy_at_birth(record: RunRecord) -> Numbers:
@@ -309,7 +308,7 @@ def span_of(window: Mapping[str, Any]) -> str:
 def _born_within(record: RunRecord, first_step: int, last_step: int) -> Numbers:
     stored = record.trajectories
     inside = (stored.step_born >= first_step) & (stored.step_born <= last_step) & stored.correct
-    counts, entropy = stored.success_count[inside], stored.entropy[inside]
+    counts, entropy = stored.k[inside], stored.entropy[inside]
     rates = counts / record.config.rollout.group_size
     hard, easy = rates <= HARD_BELOW, rates >= EASY_ABOVE
     difficulty = dict(zip(GROUPS, (hard, ~hard & ~easy, easy), strict=True))
@@ -328,7 +327,7 @@ def _entropies(name: str, entropy: Float64[np.ndarray, " trajectories"]) -> Numb
     return {
         "name": name,
         "trajectories": len(entropy),
-        "mean": _mean(known),
+        "mean": mean(known),
         "quantiles": dict(zip(QUANTILES, quantiles.tolist(), strict=True)),
     }
 
@@ -387,5 +386,6 @@ def _spread(values: Int64[np.ndarray, " values"]) -> Numbers:
     }
 
 
-def _mean(values: np.ndarray) -> float:
+def mean(values: np.ndarray) -> float:
+    """The mean, NaN of nothing."""
     return float(values.mean()) if len(values) else np.nan

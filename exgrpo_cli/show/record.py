@@ -31,22 +31,19 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 COLUMNS = {
-    TRAJECTORIES: "trajectory_id group step_born weight_version success_count num_tokens entropy nll reward correct "
+    TRAJECTORIES: "question_id trajectory_id group_id step_born weight_version k num_tokens entropy nll reward correct "
     "advantage priority",
-    SCORES: "step weight_version entropy nll chosen",
+    SCORES: "trajectory_id step weight_version entropy nll chosen",
     DRAWS: "step bucket num_members num_questions probability num_drawn",
-    REPLAYS: "step unit priority probability weight drift headroom accepted",
-    PREFIXES: "step num_tokens success_count num_members",
+    REPLAYS: "step unit_id priority probability weight drift headroom accepted",
+    PREFIXES: "step num_tokens k num_members",
 }
-"""Columns of each table that are read, as `_STORED` calls them."""
-_STORED = {"success_count": "k", "group": "group_id", "unit": "unit_id"}
-"""The tables' own names, where they differ."""
-
+"""Columns of each table that are read."""
 
 MOST_CELLS = 10**8
 """Steps times success counts that statistics are made of: arrays are as large as a run says it is."""
 _LIMITS = {
-    **dict.fromkeys(("success_count", "bucket", "num_members"), (-1, 2**15 - 1)),
+    **dict.fromkeys(("k", "bucket", "num_members"), (-1, 2**15 - 1)),
     **dict.fromkeys(("num_questions", "num_drawn", "num_tokens"), (0, 2**31 - 1)),
 }
 """Least and largest value of columns by which things are counted."""
@@ -78,8 +75,8 @@ class RunRecord(NamedTuple):
     num_training_questions: int
     """Questions of the training set, 0 when the run folder no longer holds it."""
     trajectories: Columns
-    """Every trajectory ever stored, in order of birth, with its `question`; `group` is the first trajectory of the
-    visit that stored it, `priority` that of its unit at birth."""
+    """Every trajectory ever stored, in order of birth, with its `question`; `group_id` is the first trajectory of
+    the visit that stored it, `k` its success count, `priority` that of its unit at birth."""
     scores: Columns
     """Every candidate that was measured for a replay draw, with its `row` in the trajectories."""
     events: EventColumns
@@ -88,7 +85,7 @@ class RunRecord(NamedTuple):
     lives: dict[str, Any]
     """The life table of questions."""
     units: Columns
-    """Every unit scanned, in the order drawn; `unit` is a trajectory, or the first of a group."""
+    """Every unit scanned, in the order drawn; `unit_id` is a trajectory, or the first of a group."""
     begun: Columns
     """Every group whose rollouts began with a stored row."""
     last_step: int
@@ -96,15 +93,11 @@ class RunRecord(NamedTuple):
     incomplete: str
     """Parts of the ledger that could not be read and why, and files that the run did not write so; else empty."""
 
-    def rows_of(self, trajectory_ids: Int64[np.ndarray, " ids"]) -> Int64[np.ndarray, " ids"]:
-        """Row of each trajectory. Raises InputError for an id that no row has."""
-        return rows_of(self.trajectories.trajectory_id, trajectory_ids)
 
-
-def rows_of(known: Int64[np.ndarray, " rows"], ids: Int64[np.ndarray, " ids"]) -> Int64[np.ndarray, " ids"]:
-    """Row of each id; ids rise with the row. Raises InputError for an id that no row has."""
-    rows = np.searchsorted(known, ids)
-    found = np.append(known, -1)[rows] == ids
+def rows_of(trajectories: Columns, ids: Int64[np.ndarray, " ids"]) -> Int64[np.ndarray, " ids"]:
+    """Row of each trajectory; ids rise with the row. Raises InputError for an id that no row has."""
+    rows = np.searchsorted(trajectories.trajectory_id, ids)
+    found = np.append(trajectories.trajectory_id, -1)[rows] == ids
     if not found.all():
         remedy = "parts of it are missing. Restore the replay folder from a copy"
         raise InputError(f"the ledger names trajectory {ids[~found][0]}, which its trajectories table lacks: {remedy}.")
@@ -155,23 +148,20 @@ def read_run(run: Path) -> RunRecord:
     if reader.dropped:
         # Steps whose replays are not known would count as steps without any.
         metrics = RunMetrics([row for row in metrics.rows if row["step"] <= reader.last_step])
-    text = {TRAJECTORIES: ["question_id"], SCORES: ["trajectory_id"]}
-    known = {name: {each: _STORED.get(each, each) for each in own.split()} for name, own in COLUMNS.items()}
-    names = {name: [*own.values(), *text.get(name, ())] for name, own in known.items()}
-    tables = {name: reader.table(name, columns, dictionary=True) for name, columns in names.items()}
-    tables[EVENTS] = reader.table(EVENTS, dictionary=True)
+    tables = {name: reader.table(name, names.split(), dictionary=True) for name, names in COLUMNS.items()}
+    changed = reader.table(EVENTS, dictionary=True)
     training_ids = flat(read_question_columns(run, ["id"]).column("id"))
-    named = [encoded_words(tables[name].column("question_id"))[0] for name in (EVENTS, TRAJECTORIES)]
+    named = [encoded_words(table.column("question_id"))[0] for table in (changed, tables[TRAJECTORIES])]
     question_ids = pc.unique(pa.concat_arrays([training_ids.cast(pa.string()), *named]))
-    born = tables[TRAJECTORIES]
-    tables[TRAJECTORIES] = born = born.take(np.argsort(born.column("trajectory_id").to_numpy(), kind="stable"))
-    found = {
-        name: Columns(**{each: column(tables[name], its) for each, its in own.items()}) for name, own in known.items()
-    }
-    found[TRAJECTORIES].question = question_numbers(born, question_ids)
+    tables[TRAJECTORIES] = tables[TRAJECTORIES].sort_by("trajectory_id")
+    owners = question_numbers(tables[TRAJECTORIES], question_ids)
+    tables[TRAJECTORIES] = tables[TRAJECTORIES].drop_columns("question_id")
+    found = {name: Columns(**{each: column(own, each) for each in own.column_names}) for name, own in tables.items()}
+    born, scores = found[TRAJECTORIES], found[SCORES]
+    born.question = owners
     # A score's question is that of its trajectory, so that the longest table needs no text column.
-    found[SCORES].row = rows_of(found[TRAJECTORIES].trajectory_id, column(tables[SCORES], "trajectory_id"))
-    events = decode_events(tables[EVENTS], question_ids)
+    scores.row = rows_of(born, vars(scores).pop("trajectory_id"))
+    events = decode_events(changed, question_ids)
     for name, columns in {**found, EVENTS: events}.items():
         _require_ranges(run / LEDGER_FOLDER / name, columns, reader.last_step)
     logged = int(max(metrics.steps, default=0))
@@ -186,8 +176,8 @@ def read_run(run: Path) -> RunRecord:
         metrics=metrics,
         question_ids=question_ids,
         num_training_questions=len(training_ids),
-        trajectories=found[TRAJECTORIES],
-        scores=found[SCORES],
+        trajectories=born,
+        scores=scores,
         events=events,
         draws=found[DRAWS],
         lives=question_lives(reader.visits(VISITED)),
