@@ -77,23 +77,21 @@ def bucket_flow(told: Numbers) -> "Figure | None":
     flow = told["flow"]
     if not flow:
         return None
-    shares: dict[str, dict[int, list[float]]] = {name: {} for name in (*CHANGES, "retired", "dropped")}
-    labels: list[str] = []
-    counts: list[dict[str, int]] = []
+    outcomes = (*CHANGES, "retired", "dropped")
+    visits = np.zeros((len(outcomes), len(flow)), dtype=np.int64)
     for place, (before, row) in enumerate(flow.items()):
-        visits = {name: row.get(name, 0) for name in shares}
+        visits[len(CHANGES) :, place] = row["retired"], row["dropped"]
         for after, num in row["after"].items():
-            visits[CHANGES[np.sign(after - before) + 1]] += num
-        total = sum(visits.values())
-        labels.append(f"{before}\n({total:,})")
-        counts.append(visits | {"total": total})
-        for name, num in visits.items():
-            shares[name][place] = [num / total] * 3
+            visits[np.sign(after - before) + 1, place] += num
+    totals = visits.sum(axis=0)
+    labels = [f"{before}\n({total:,})" for before, total in zip(flow, totals, strict=True)]
+    shares = zip(outcomes, (visits / totals).tolist(), strict=True)
+    points = {name: {place: [share] * 3 for place, share in enumerate(own)} for name, own in shares}
     x = f"successes of {told['group_size']} before (visits)"
-    figure = style.categories_figure(labels, shares, xlabel=x, ylabel="share of the visits", ylim=(-0.03, 1.03))
-    better = {name: sum(each.get(name, 0) for each in counts) for name in ("total", "more", "fewer")}
-    said = "Of {total:,} replay visits {more:,} found more right answers than before, {fewer:,} fewer"
-    return style.entitle(figure, said.format_map(better))
+    figure = style.categories_figure(labels, points, xlabel=x, ylabel="share of the visits", ylim=(-0.03, 1.03))
+    fewer, _, more, *_ = visits.sum(axis=1)
+    said = f"Of {totals.sum():,} replay visits {more:,} found more right answers than before, {fewer:,} fewer"
+    return style.entitle(figure, said)
 
 
 def lives(told: Numbers) -> "Figure | None":

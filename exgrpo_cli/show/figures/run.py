@@ -74,8 +74,7 @@ def learning_curve(metrics: folder.RunMetrics, heldout: Mapping[str, Scores]) ->
     None before the first step.
     """
     logged = {"fresh questions": "batch/pass_at_1", "replayed questions (fresh rollouts)": "replay/pass_at_1"}
-    series = {label: metrics.series(key) for label, key in logged.items()}
-    drawn = {label: values for label, values in series.items() if np.isfinite(values).any()}
+    drawn = {label: own for label, key in logged.items() if np.isfinite(own := metrics.series(key)).any()}
     if not drawn and not heldout:
         return None
     with style.styled():
