@@ -58,7 +58,7 @@ class Layout(NamedTuple):
     def wanted(self) -> tuple[str, ...]:
         """Top-level columns that are read."""
         named = (*self.columns, *self.own.values(), *self.left_empty)
-        parts = (part for name in named if name for part in parts_of(name))
+        parts = (part for name in named if name for part in name.split("+"))
         return tuple(dict.fromkeys(part.partition(".")[0] for part in parts))
 
     def question(self, row: files.Row, source: str) -> types.Question:
@@ -83,14 +83,9 @@ class Layout(NamedTuple):
         )
 
 
-def parts_of(name: str) -> list[str]:
-    """`Body` and `Question` of `Body+Question`, columns whose texts are put together."""
-    return name.split("+")
-
-
 def joined(row: files.Row, name: str) -> Any:
-    """The value of a column; of several, by a +, their texts, one that stands in the next one or is empty left out."""
-    *before, last = (reach(row, part) for part in parts_of(name))
+    """The value of a column; of several, as `Body+Question`, their texts, without one that is empty or in the last."""
+    *before, last = (reach(row, part) for part in name.split("+"))
     if not before or not isinstance(last, str):
         return last
     texts = [text.strip() for text in before if isinstance(text, str) and text.strip() and text.strip() not in last]
@@ -108,7 +103,7 @@ def recognise(where: str, rows: Sequence[files.Row], asked: PrepareRequest) -> L
     if asked.question_field is not None and asked.answer_field is not None:
         fields = (asked.question_field, asked.answer_field)
         for option, field in zip(("question", "answer"), fields, strict=True):
-            for top in (part.partition(".")[0] for part in parts_of(field)):
+            for top in (part.partition(".")[0] for part in field.split("+")):
                 if top not in columns:
                     raise InputError(f"{where} has no column {top!r} for --{option}-field.{nearest(top, columns)}")
         own = {"level": _first_of(lower, _LEVEL["level"])}
