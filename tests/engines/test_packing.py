@@ -176,6 +176,15 @@ def test_segments_are_proved_in_the_precision_of_the_run_or_not_taken(monkeypatc
         assert build_policy(build_model(torch.bfloat16))._way == "blocks"
 
 
+@pytest.mark.parametrize(("there", "way"), [(True, "slices"), (False, "blocks")])
+def test_slices_want_their_kernel(there: bool, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "TAKES_SLICES", there)
+    monkeypatch.setattr(batching, "SLICED_WIDTH", 0)
+    monkeypatch.setattr(batching, "MOST_REPEATED", 0)
+    assert proved_way(split_causal_lm(build_model())) == way
+    assert isinstance(pack(sequences(), torch.device("cpu")).layout, attention.Slices) == there
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("lengths", [(1,), (3, 1, 2), (0, 5, 4, 1, 7)])
 def test_slices_are_softmax_attention(lengths: tuple[int, ...], dtype: torch.dtype) -> None:

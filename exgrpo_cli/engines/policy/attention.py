@@ -40,6 +40,8 @@ BLOCK_CELLS = 2**18
 """Largest attention block."""
 CAUSAL = (-1, 0)
 """The window that torch takes for causal attention."""
+TAKES_SLICES = hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
+"""Whether torch has the kernel of slices, which is not of its public names: without it rows are read in blocks."""
 
 Ranges = tuple[range, ...]
 """Packed positions of a row, in its order."""

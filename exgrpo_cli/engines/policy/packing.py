@@ -87,7 +87,8 @@ def pack(sequences: Sequence[types.TokenSequence], device: torch.device, *, way:
         if key not in prompts:
             prompts[key] = lay(sequence.prompt_ids[prefix:], shared)
         rows.append(attention.positions(lay(sequence.response_ids[:-1], prompts[key])))
-    if device.type == "cpu" and way == "blocks" and sum(map(len, rows)) > batching.MOST_REPEATED * filled:
+    may_slice = device.type == "cpu" and attention.TAKES_SLICES
+    if may_slice and way == "blocks" and sum(map(len, rows)) > batching.MOST_REPEATED * filled:
         way = "slices"
     # Inputs that nobody attends to, for products that need no copy of theirs.
     padded = device.type == "cpu" and way != "segments" and cpu.onednn_pays()
@@ -166,7 +167,8 @@ def proved_way(parts: CausalLM) -> Way:
     are as near to those of float32 with it as with blocks; warns where they are not. Two layers are copied."""
     if not takes_segments(parts):
         heads, width = _heads(parts)
-        return "slices" if parts.device.type == "cpu" and heads * width >= batching.SLICED_WIDTH else "blocks"
+        sliced = parts.device.type == "cpu" and attention.TAKES_SLICES and heads * width >= batching.SLICED_WIDTH
+        return "slices" if sliced else "blocks"
     ids = np.arange(max(SEGMENT_LENGTHS) + 3, dtype=np.int32) % min(PROVED_TOKENS, parts.head.weight.shape[0])
     rows = [types.TokenSequence(prompt_ids=ids[:3], response_ids=ids[3 : 3 + length]) for length in SEGMENT_LENGTHS]
     blocks, segments = pack(rows, parts.device), pack(rows, parts.device, way="segments")
