@@ -124,10 +124,10 @@ def test_a_sync_that_never_came_stops_the_run(small_config, tmp_path: Path, monk
 def test_a_gap_beyond_rounding_stops_the_run(dtype: str, fine: float, too_large: float) -> None:
     """0.125 is what a missed sync of vLLM gave one step later."""
     bound = gap_bound(dtype, 0.0, [], 0.3)
-    require_small_gap({"policy/logprob_gap_mean": fine}, dtype, bound, num_checked=16)
+    require_small_gap({"policy/logprob_gap_mean": fine}, dtype, bound)
     for gap in (too_large, float("nan")):
         with pytest.raises(RunError, match=f"log-probs differ from the trainer's by {gap:.3g} a token, bound"):
-            require_small_gap({"policy/logprob_gap_mean": gap}, dtype, bound, num_checked=16)
+            require_small_gap({"policy/logprob_gap_mean": gap}, dtype, bound)
 
 
 @pytest.mark.parametrize(
@@ -183,11 +183,3 @@ def test_the_first_three_steps_of_a_run_in_bfloat16_bound_the_others(narrow: str
     watched(config, *gaps)
     with pytest.raises(RunError, match=r"by 0\.13 a token, bound 0\.12 in bfloat16"):
         watched(config, *gaps, 0.13)
-
-
-def test_rollouts_whose_gap_nobody_measured_do_not_pass() -> None:
-    """A step whose rows are all replayed has none to measure; any other has."""
-    require_small_gap({}, "float32", 1e-3, num_checked=0)
-    for unmeasured in ({}, {"policy/entropy_gap_mean": 0.0}):
-        with pytest.raises(AssertionError, match="16 rollouts were scored twice, and no gap was measured"):
-            require_small_gap(unmeasured, "float32", 1e-3, num_checked=16)
