@@ -3,7 +3,7 @@
 import inspect
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
 from pathlib import Path
 from types import GenericAlias
@@ -62,18 +62,13 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     What is not given is left to the defaults of the command and of its dataclasses.
     """
     shared, own = (data.tables(__file__, "options.toml")[name] for name in ("shared", command.__name__))
-    groups: dict[str, Any] = {}
+    groups: dict[str, Any] = {name: kind for name, kind in get_type_hints(command).items() if is_dataclass(kind)}
     kinds: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
-    for name, kind in get_type_hints(command).items():
-        if is_dataclass(kind):
-            groups[name] = kind
-            kinds |= get_type_hints(kind)
-            empty = inspect.Parameter.empty
-            defaults |= {each.name: empty if each.default is MISSING else each.default for each in fields(kind)}
-        elif name != "return":
-            kinds[name], defaults[name] = kind, inspect.signature(command).parameters[name].default
-    words = {name: own.get(name) or shared[name] for name in own.get("options", kinds)}
+    for taken in (command, *groups.values()):
+        kinds |= get_type_hints(taken)
+        defaults |= {name: each.default for name, each in inspect.signature(taken).parameters.items()}
+    words = {name: own.get(name) or shared[name] for name in own.get("options", defaults)}
 
     @wraps(command)
     def call(**values: Any) -> None:
